@@ -1,0 +1,157 @@
+"""One checker for every environment: ours, and those that users write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from .core import Limits
+
+
+_ORACLE_SEEDS = range(5)
+# Luck inside an episode may defeat even a perfect player; a few tries tell bad luck from a problem without solution.
+_LUCK = 16
+_NONSENSE = "§ no such action \n\t <answer> ß 0 ||"
+_INFO_KEYS = ("success", "action_is_valid", "action_is_effective")
+
+
+class ContractError(ValueError):
+    """An environment does not keep to what the rollout engine relies on."""
+
+
+def check_env(env: Any) -> None:
+    """
+    Check that an environment can be trained on.
+
+    Looks at its type, docstring, instruction and limits, at what `reset` and `step` return, at determinism, at a
+    nonsense action and, where there is an oracle, at whether it solves problems within the environment's own limits.
+    Leaves the environment in the middle of an episode: reset it before use.
+
+    Args:
+        env (`gymnasium.Env`):
+            Environment to check.
+
+    Raises:
+        `ContractError`: It does not keep the contract; the message says what was found, what is required and how to
+            mend it.
+    """
+    check_declaration(env)
+    if not (type(env).__doc__ or "").strip():
+        _refuse(env, "its class has no docstring", "a card that describes the environment", "write the docstring")
+    _check_reset(env)
+    _check_step(env)
+    _check_oracle(env)
+
+
+def check_declaration(env: Any) -> None:
+    """
+    The cheap part of [`check_env`]: what an environment declares, without playing it.
+
+    Args:
+        env (`gymnasium.Env`):
+            Environment to check.
+
+    Raises:
+        `ContractError`: It is no environment, or its instruction or limits are missing.
+    """
+    if not isinstance(env, gymnasium.Env):
+        _refuse(env, f"it is a {type(env).__name__}", "a gymnasium.Env", "derive the class from ragen_envs.TextEnv")
+    instruction = getattr(env, "instruction", None)
+    if not isinstance(instruction, str) or not instruction.strip():
+        _refuse(env, f"instruction={instruction!r}", "a text", "set the class attribute `instruction`")
+    limits = getattr(env, "limits", None)
+    if not isinstance(limits, Limits):
+        _refuse(env, f"limits={limits!r}", "a ragen_envs.Limits", "set the class attribute `limits`")
+
+
+def _refuse(env: Any, found: str, required: str, remedy: str) -> None:
+    raise ContractError(f"{type(env).__name__}: {found}; required: {required}; to mend it, {remedy}.")
+
+
+def _check_reset(env: Any) -> None:
+    observations = [_observation_of_reset(env) for _ in range(2)]
+    if observations[0] != observations[1]:
+        _refuse(
+            env,
+            f"two resets with seed 0 gave {observations[0]!r} and {observations[1]!r}",
+            "the same observation",
+            "call super().reset(seed=seed) first and draw everything from self.np_random",
+        )
+
+
+def _observation_of_reset(env: Any) -> str:
+    result = env.reset(seed=0)
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    if not is_pair or not isinstance(result[0], str) or not result[0] or not isinstance(result[1], dict):
+        _refuse(env, f"reset(seed=0) returned {result!r}", "(non-empty text, dict)", "return observation and info")
+    observation: str = result[0]
+    return observation
+
+
+def _check_step(env: Any) -> None:
+    before = _observation_of_reset(env)
+    for action in (_NONSENSE, ""):
+        try:
+            result = env.step(action)
+        except Exception as error:
+            raise ContractError(
+                f"{type(env).__name__}: step({action!r}) raised {type(error).__name__}: {error}; required: model "
+                "output never raises; to mend it, return the same observation, reward 0 and action_is_valid False."
+            ) from error
+        observation, reward, terminated, _, info = _checked_step(env, action, result)
+        if info["action_is_valid"]:
+            before = observation
+        elif reward != 0 or terminated or observation != before:
+            _refuse(
+                env,
+                f"the invalid action {action!r} gave reward={reward!r}, terminated={terminated!r} and {observation!r}",
+                f"reward 0, no end and the same observation {before!r}",
+                "leave the state unchanged when action_is_valid is False",
+            )
+        if terminated:
+            before = _observation_of_reset(env)
+
+
+def _checked_step(env: Any, action: str, result: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    found = f"step({action!r}) returned {result!r}"
+    if not isinstance(result, tuple) or len(result) != 5:
+        _refuse(env, found, "(observation, reward, terminated, truncated, info)", "return these five")
+    observation, reward, terminated, truncated, info = result
+    if not isinstance(observation, str) or not observation:
+        _refuse(env, found, "a non-empty text first", "return a text observation")
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) < float("inf"):
+        _refuse(env, found, "a finite number as reward", "return float(reward)")
+    if not isinstance(terminated, bool) or not isinstance(truncated, bool):
+        _refuse(env, found, "terminated and truncated as bool", "return bool(terminated), bool(truncated)")
+    if not isinstance(info, dict) or not all(isinstance(info.get(key), bool) for key in _INFO_KEYS):
+        _refuse(env, found, f"bools {', '.join(_INFO_KEYS)} in info", "build info with ragen_envs.step_info")
+    return observation, float(reward), terminated, truncated, info
+
+
+def _check_oracle(env: Any) -> None:
+    oracle = getattr(env, "oracle_action", None)
+    env.reset(seed=0)
+    if oracle is None or oracle() is None:
+        return
+    for seed in _ORACLE_SEEDS:
+        if not any(_oracle_solves(env, seed, noise_seed) for noise_seed in range(_LUCK)):
+            _refuse(
+                env,
+                f"its oracle does not solve seed {seed} in {env.limits.max_actions} actions",
+                "problems that can be solved within the limits, and success reported in info",
+                "raise limits.max_actions, draw easier problems, or correct oracle_action or success",
+            )
+
+
+def _oracle_solves(env: Any, seed: int, noise_seed: int) -> bool:
+    env.reset(seed=seed, options={"noise_seed": noise_seed})
+    actions = min(env.limits.max_actions, env.limits.max_turns * env.limits.max_actions_per_turn)
+    for _ in range(actions):
+        action = env.oracle_action()
+        if action is None:
+            return False
+        _, _, terminated, truncated, info = _checked_step(env, action, env.step(action))
+        if terminated or truncated:
+            return bool(info["success"])
+    return False
