@@ -103,7 +103,7 @@ class FrozenLake(TextEnv):
             success = self._tile(before) == "G"
             info = step_info(success=success, valid=False, effective=False)
             return self._observation(), 0.0, self._tile(before) in "GH", False, info
-        _, reward, terminated, _, _ = lake.step(list(MOVES).index(move))  # type: ignore[no-untyped-call]
+        _, reward, terminated, _, _ = lake.step(list(MOVES).index(move))
         after = self._player()
         info = step_info(success=self._tile(after) == "G", valid=True, effective=after != before)
         return self._observation(), float(reward), bool(terminated), False, info

@@ -104,6 +104,9 @@ def shortest_plan(level: Level, max_length: int | None = None) -> list[str] | No
     if level.solved:
         return []
     offsets = [(name, row * level.cols + col) for name, (row, col) in MOVES.items()]
+    live = _live_cells(level.walls, level.targets, [offset for _, offset in offsets])
+    if not level.boxes <= live:
+        return None
     start = (level.player, level.boxes)
     came_from: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
     frontier = [start]
@@ -115,7 +118,8 @@ def shortest_plan(level: Level, max_length: int | None = None) -> list[str] | No
             player, boxes = position
             for name, offset in offsets:
                 following = push(level.walls, boxes, player, offset)
-                if following in came_from:
+                # Only the box just pushed, if any, can have left the live cells: it lies ahead of the player.
+                if following in came_from or (following[1] is not boxes and following[0] + offset not in live):
                     continue
                 came_from[following] = (position, name)
                 if following[1] == level.targets:
@@ -123,6 +127,21 @@ def shortest_plan(level: Level, max_length: int | None = None) -> list[str] | No
                 reached.append(following)
         frontier = reached
     return None
+
+
+def _live_cells(walls: frozenset[int], targets: frozenset[int], offsets: list[int]) -> set[int]:
+    # Cells from which a lone box can reach a target, found by pulling boxes away from the targets. A box anywhere else
+    # can never be brought home, so the search need not look at such positions.
+    live = set(targets)
+    frontier = list(targets)
+    while frontier:
+        cell = frontier.pop()
+        for offset in offsets:
+            pulled = cell + offset
+            if pulled not in live and pulled not in walls and pulled + offset not in walls:
+                live.add(pulled)
+                frontier.append(pulled)
+    return live
 
 
 def _trace(

@@ -21,8 +21,8 @@ _OBJECTS = (
 _TEMPLATES: tuple[tuple[Literal["+", "-"], str], ...] = (
     ("+", "{x} has {a}. {y} gives {x} {b}. How many {things} does {x} have?"),
     ("+", "{x} has {a} and {y} has {b}. How many {things} do they have in all?"),
-    ("+", "{x} finds {a}. Then {x} finds {b} more. How many {things} does {x} find in all?"),
-    ("+", "There are {a} in a box. {x} puts in {b} more. How many {things} are in the box?"),
+    ("+", "{x} finds {a}. Then {x} finds {b}. How many {things} does {x} find in all?"),
+    ("+", "There are {a} in a box. {x} puts in {b}. How many {things} are in the box?"),
     ("-", "{x} has {a}. {x} gives {y} {b}. How many {things} does {x} have?"),
     ("-", "{x} has {a}. {y} has {b}. How many more {things} does {x} have than {y}?"),
     ("-", "{x} had {a} and lost {b}. How many {things} does {x} have?"),
@@ -109,8 +109,7 @@ def _question(template: str, name: int, thing: tuple[str, str], a: int, b: int) 
     # Each name has one partner: all pairs would make the set five times as large without making it more varied.
     x, y = _NAMES[name], _NAMES[(name + 1) % len(_NAMES)]
     text = template.format(x=x, y=y, a=_counted(a, thing), b=_counted(b, thing), things=thing[1])
-    # "There are 1 apple in a box" is the only form that has to agree in number.
-    return text.replace("There are 1 ", "There is 1 ").replace(f" 1 {thing[0]} more.", f" 1 more {thing[0]}.")
+    return text.replace("There are 1 ", "There is 1 ")
 
 
 def _counted(number: int, thing: tuple[str, str]) -> str:
