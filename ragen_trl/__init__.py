@@ -1,0 +1,34 @@
+"""ragen-trl: multi-turn agent RL on TRL, after RAGEN-2 (arXiv 2604.06268)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+
+# Importing trl takes seconds, so names are looked up when they are first used.
+_WHERE = {
+    "AgentConfig": "ragen_trl.trainers.agent_mixin",
+    "AgentMixin": "ragen_trl.trainers.agent_mixin",
+    "RagenGRPOConfig": "ragen_trl.trainers.grpo_config",
+    "RagenGRPOTrainer": "ragen_trl.trainers.grpo_trainer",
+    "env_dataset": "ragen_trl.rollout.dataset",
+}
+__all__ = sorted(_WHERE)
+
+if TYPE_CHECKING:
+    from .rollout.dataset import env_dataset as env_dataset
+    from .trainers.agent_mixin import AgentConfig as AgentConfig
+    from .trainers.agent_mixin import AgentMixin as AgentMixin
+    from .trainers.grpo_config import RagenGRPOConfig as RagenGRPOConfig
+    from .trainers.grpo_trainer import RagenGRPOTrainer as RagenGRPOTrainer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

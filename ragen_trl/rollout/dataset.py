@@ -1,0 +1,159 @@
+"""Dataset rows that name an episode instead of holding a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from datasets import Dataset, IterableDataset
+
+from ragen_envs import check_env, make_env
+
+from .engine import RolloutSettings
+from .trajectory import EpisodeSpec
+
+
+COLUMNS = ("prompt", "env_id", "seed", "env_kwargs")
+# TRL looks at the first prompt to see whether the data are chats; an empty message is that and says nothing.
+_EMPTY_PROMPT = [{"role": "user", "content": ""}]
+
+
+def env_dataset(
+    env_id: str,
+    num_problems: int,
+    *,
+    seed: int = 0,
+    split: Literal["train", "validation"] = "train",
+    env_kwargs: Mapping[str, Any] | None = None,
+    prompt: list[dict[str, str]] | None = None,
+) -> Dataset:
+    """
+    Dataset of problems of one environment, for the trainers of this package.
+
+    Args:
+        env_id (`str`):
+            Environment, e.g. `"ragen_envs/Sokoban-v0"` or `"my_package:MyEnv-v0"`.
+        num_problems (`int`):
+            Rows. Row `i` has the seed `seed + i`.
+        seed (`int`, *optional*, defaults to `0`):
+            First seed.
+        split (`str`, *optional*, defaults to `"train"`):
+            Problems to draw from, one of `"train"` and `"validation"`. They are disjoint whatever the seeds.
+        env_kwargs (`Mapping[str, Any]`, *optional*):
+            Arguments of the environment's constructor.
+        prompt (`list[dict[str, str]]`, *optional*):
+            Leading messages of every episode, e.g. a system message.
+
+    Returns:
+        [`~datasets.Dataset`] with the columns `prompt`, `env_id`, `seed`, `env_kwargs` (JSON, so that rows of
+        different environments can be concatenated).
+
+    Raises:
+        ValueError: If `num_problems` is not positive.
+
+    Example:
+
+    ```python
+    >>> env_dataset("ragen_envs/Sokoban-v0", 2, seed=10)["seed"]
+    [10, 11]
+    ```
+    """
+    if num_problems < 1:
+        raise ValueError(f"`num_problems` must be at least 1, got {num_problems}.")
+    kwargs = dict(env_kwargs or {})
+    if split != "train":  # environments of a user's own need not know about splits
+        kwargs["split"] = split
+    return Dataset.from_dict(
+        {
+            "prompt": [prompt or _EMPTY_PROMPT] * num_problems,
+            "env_id": [env_id] * num_problems,
+            "seed": list(range(seed, seed + num_problems)),
+            "env_kwargs": [json.dumps(kwargs)] * num_problems,
+        }
+    )
+
+
+def uses_envs(dataset: Dataset | IterableDataset | None) -> bool:
+    """Whether the rows of a dataset name environments."""
+    if dataset is None:
+        return False
+    columns = dataset.column_names or list(next(iter(dataset), {}))
+    return "env_id" in columns
+
+
+def check_rows(dataset: Dataset | IterableDataset, name: str, settings: RolloutSettings) -> None:
+    """
+    Refuse data that could not be played: missing columns, unknown environments, environments that break the contract
+    or leave no room for an answer. Each distinct environment of a map-style dataset is tried once.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]):
+            Rows to check.
+        name (`str`):
+            What the dataset is called in messages.
+        settings ([`RolloutSettings`]):
+            Settings that the environments must fit.
+
+    Raises:
+        ValueError: With the value, what is allowed, and the remedy.
+    """
+    columns = dataset.column_names or list(next(iter(dataset), {}))
+    missing = [column for column in ("prompt", "env_id", "seed") if column not in columns]
+    if missing:
+        raise ValueError(
+            f"`{name}` lacks the column(s) {missing}; it has {sorted(columns)}. Rows that name environments need "
+            "`prompt` (messages), `env_id`, `seed`, and optionally `env_kwargs`. `ragen_trl.env_dataset` makes them."
+        )
+    for row in _distinct_envs(dataset):
+        spec = episode_spec(row)
+        env = make_env(spec.env_id, **spec.env_kwargs)
+        check_env(env)
+        settings.limits_for(env)
+
+
+def _distinct_envs(dataset: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
+    if isinstance(dataset, IterableDataset):
+        return [next(iter(dataset))]
+    columns = [column for column in ("env_id", "env_kwargs") if column in dataset.column_names]
+    rows = dataset.select_columns(columns).to_pandas()
+    return [
+        {**dict.fromkeys(columns), **dataset[int(i)]}
+        for i in rows.astype(str).drop_duplicates().index  # str: dictionaries cannot be compared otherwise
+    ]
+
+
+def episode_spec(row: Mapping[str, Any], group: int = 0, noise_seed: tuple[int, ...] | None = None) -> EpisodeSpec:
+    """
+    Read a dataset row.
+
+    Args:
+        row (`Mapping[str, Any]`):
+            Row with `env_id`, `seed` and optionally `prompt` and `env_kwargs` (a mapping or JSON; of a mapping, the
+            `None` that Arrow puts for keys of other rows is left out).
+        group (`int`, *optional*, defaults to `0`):
+            Group within the batch.
+        noise_seed (`tuple[int, ...]`, *optional*):
+            Seed of the randomness inside the episode.
+
+    Raises:
+        ValueError: If `env_id` or `seed` is missing in the row.
+    """
+    if not row.get("env_id") or row.get("seed") is None:
+        raise ValueError(
+            f"A row has env_id={row.get('env_id')!r} and seed={row.get('seed')!r}. In a dataset with environments "
+            "every row must name its own: rows with and without environments cannot be mixed."
+        )
+    kwargs = row.get("env_kwargs") or {}
+    if isinstance(kwargs, str):
+        kwargs = json.loads(kwargs)
+    else:
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    return EpisodeSpec(
+        env_id=row["env_id"],
+        seed=int(row["seed"]),
+        env_kwargs=kwargs,
+        prompt=[message for message in row.get("prompt") or [] if message["content"]],
+        group=group,
+        noise_seed=noise_seed,
+    )

@@ -1,0 +1,1 @@
+"""Trainers: TRL's, with episodes."""

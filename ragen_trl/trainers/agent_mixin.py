@@ -1,0 +1,263 @@
+"""What the trainers share: playing episodes for dataset rows that name an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from accelerate.logging import get_logger
+from accelerate.utils import DistributedType, gather_object
+from datasets import Dataset, IterableDataset
+from trl.models import unwrap_model_for_generation
+
+from ..rollout.chat import ChatFormat
+from ..rollout.dataset import check_rows, episode_spec, uses_envs
+from ..rollout.engine import RolloutEngine, RolloutSettings
+from ..rollout.generation import Generator, TransformersGenerator, VLLMGenerator
+from ..rollout.metrics import EpisodeSummary, episode_metrics, summarize
+from ..rollout.protocol import ANSWER_CLOSE
+from ..rollout.trajectory import Trajectory
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+logger = get_logger(__name__)
+
+AnyDataset = Dataset | IterableDataset
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class AgentConfig:
+    """
+    Settings of episodes, shared by the configurations of all trainers. They matter only for dataset rows that name an
+    environment.
+
+    Parameters:
+        max_turns (`int`, *optional*):
+            Turns of the model in an episode. Defaults to the environment's limit.
+        max_actions (`int`, *optional*):
+            Valid actions in an episode. Defaults to the environment's limit.
+        max_actions_per_turn (`int`, *optional*):
+            Actions in one answer, separated by `||`; more are dropped. Defaults to the environment's limit.
+        max_tokens_per_turn (`int`, *optional*):
+            Sampled tokens in a turn. Defaults to the environment's limit. `max_completion_length` bounds the whole
+            episode after its first prompt, observations included; only whole turns are played.
+        episode_timeout (`float`, *optional*, defaults to `600.0`):
+            Seconds that the environment of one episode may take in all.
+        format_penalty (`float`, *optional*, defaults to `-0.1`):
+            Added to the return for each turn that is malformed, without an action, or with an invalid one.
+        enable_think (`bool`, *optional*, defaults to `True`):
+            Whether a `<think>` block is asked for and required.
+        force_tag (`bool`, *optional*, defaults to `True`):
+            Whether the opening tag is put before every turn, so that the model need not produce it.
+        stop_at_answer (`bool`, *optional*, defaults to `True`):
+            Whether a turn ends at `</answer>`.
+        prompt_style (`str`, *optional*, defaults to `"instruct"`):
+            Texts around an observation: `"instruct"` explains the task and the form of an answer, `"compact"` shows
+            the observation alone, for agents that know both.
+        context (`str`, *optional*, defaults to `"full"`):
+            What the model sees of earlier turns. Only `"full"`: all of them.
+        env_workers (`int`, *optional*):
+            Threads that step environments. Defaults to the number of cores, at most 32.
+        max_failure_rate (`float`, *optional*, defaults to `0.5`):
+            Share of failed episodes in a batch above which training stops. `1.0` never stops it.
+    """
+
+    max_turns: int | None = _setting(None, "Turns of the model in an episode. Defaults to the environment's limit.")
+    max_actions: int | None = _setting(None, "Valid actions in an episode. Defaults to the environment's limit.")
+    max_actions_per_turn: int | None = _setting(None, "Actions in one answer. Defaults to the environment's limit.")
+    max_tokens_per_turn: int | None = _setting(None, "Sampled tokens in a turn. Defaults to the environment's limit.")
+    episode_timeout: float | None = _setting(600.0, "Seconds that the environment of one episode may take in all.")
+    format_penalty: float = _setting(-0.1, "Added to the return for each bad turn.")
+    enable_think: bool = _setting(True, "Whether a <think> block is asked for and required.")
+    force_tag: bool = _setting(True, "Whether the opening tag is put before every turn.")
+    stop_at_answer: bool = _setting(True, "Whether a turn ends at </answer>.")
+    prompt_style: str = _setting("instruct", "Texts around an observation: 'instruct' or 'compact'.")
+    context: Literal["full"] = _setting("full", "What the model sees of earlier turns. Only 'full': all of them.")
+    env_workers: int | None = _setting(None, "Threads that step environments. Defaults to the cores, at most 32.")
+    max_failure_rate: float = _setting(0.5, "Share of failed episodes in a batch above which training stops.")
+
+    def check_agent_settings(self) -> RolloutSettings:
+        """The settings of episodes, checked. Raises `ValueError` if one is out of range."""
+        if not 0 <= self.max_failure_rate <= 1:
+            raise ValueError(f"`max_failure_rate` must lie between 0 and 1, got {self.max_failure_rate}.")
+        return RolloutSettings(**{f.name: getattr(self, f.name) for f in fields(RolloutSettings)})
+
+
+class AgentMixin:
+    """
+    Plays an episode for each dataset row with an `env_id`; of no effect without such rows.
+
+    Needs of its host: `accelerator`, `args` (an [`AgentConfig`]), `model`, `model_wrapped`, `processing_class`,
+    `state`, `num_generations`, `num_generations_eval`, `_metrics`, `generation_config`, `generation_kwargs` and the
+    vLLM attributes of TRL's trainers.
+    """
+
+    if TYPE_CHECKING:
+        accelerator: Any
+        args: Any
+        model: Any
+        model_wrapped: Any
+        processing_class: Any
+        state: Any
+        num_generations: int
+        num_generations_eval: int
+        chat_template_kwargs: dict[str, Any]
+        _metrics: dict[str, dict[str, list[float]]]
+
+    _engine: RolloutEngine | None = None
+
+    @staticmethod
+    def _episode_settings(args: Any, train_dataset: AnyDataset | None, eval_dataset: Any) -> RolloutSettings | None:
+        """Settings of episodes if the datasets name environments, else `None`; refuses what could not be played."""
+        evals = eval_dataset if isinstance(eval_dataset, Mapping) else {None: eval_dataset}
+        named = {"train_dataset": train_dataset}
+        named |= {f"eval_dataset[{k!r}]" if k is not None else "eval_dataset": v for k, v in evals.items()}
+        given = {name: dataset for name, dataset in named.items() if dataset is not None}
+        with_envs = {name for name, dataset in given.items() if uses_envs(dataset)}
+        if not with_envs:
+            return None
+        if with_envs != set(given):
+            raise ValueError(
+                f"{sorted(with_envs)} name environments (column `env_id`), {sorted(set(given) - with_envs)} do not. "
+                "Either all datasets of a trainer name environments, or none does."
+            )
+        if not isinstance(args, AgentConfig):
+            raise TypeError(
+                f"The data name environments (column `env_id`), but `args` is a {type(args).__name__}, which has no "
+                "settings for episodes. Use the configuration of this package, e.g. `RagenGRPOConfig`."
+            )
+        settings = args.check_agent_settings()
+        for name in sorted(with_envs):
+            check_rows(given[name], name, settings)
+        return settings
+
+    def _start_engine(self, settings: RolloutSettings) -> None:
+        """Build the engine; called once the host is constructed."""
+        chat = ChatFormat(self.processing_class, settings.opening_tag, self.chat_template_kwargs)
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP or (
+            self.accelerator.distributed_type == DistributedType.DEEPSPEED
+            and self.accelerator.state.deepspeed_plugin.zero_stage == 3
+        )
+        self._engine = RolloutEngine(
+            settings, chat, self._make_generator(settings, chat, sharded), self._any_rank if sharded else None
+        )
+        self._rows: Sequence[Mapping[str, Any]] = []
+        self._summaries: dict[str, list[EpisodeSummary]] = {"train": [], "eval": []}
+        self._num_batches = 0
+
+    def _make_generator(self, settings: RolloutSettings, chat: ChatFormat, sharded: bool) -> Generator:
+        if self.args.use_vllm:
+            return VLLMGenerator(self.vllm_generation)  # type: ignore[attr-defined]
+        return TransformersGenerator(
+            self._model_for_generation,
+            chat.tokenizer,
+            self.generation_config,  # type: ignore[attr-defined]
+            stop_ids=[chat.end_of_turn_id] if chat.end_of_turn_id is not None else [],
+            stop_string=ANSWER_CLOSE if settings.stop_at_answer else "",
+            keep_alive=sharded,
+        )
+
+    @contextmanager
+    def _model_for_generation(self) -> Iterator[Any]:
+        # TRL's own way in, so that FSDP, ZeRO-3 and gradient checkpointing are handled as in plain TRL. `_dist` is
+        # private: tests/trainers/test_seams.py tells when TRL changes it.
+        with (
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+                generation_kwargs=self.generation_kwargs,  # type: ignore[attr-defined]
+            ) as model,
+            self._dist.summon_full_params(self.model_wrapped, recurse=False),  # type: ignore[attr-defined]
+        ):
+            yield model
+
+    def _any_rank(self, playing: bool) -> bool:
+        flag = torch.tensor([float(playing)], device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, reduction="sum").item())
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """TRL's `rollout_func`: plays the rows put aside in `_rows`."""
+        assert self._engine is not None
+        group_size = self.num_generations if self._mode == "train" else self.num_generations_eval
+        first = self.accelerator.process_index * len(self._rows)
+        # Members of a group share the problem, not the luck; a problem met again at a later step has other luck.
+        step = self.state.global_step if self._mode == "train" else 0
+        specs = [
+            episode_spec(row, (first + i) // group_size, (int(row["seed"]), (first + i) % group_size, step))
+            for i, row in enumerate(self._rows)
+        ]
+        trajectories = self._engine.run(specs)
+        self._note(trajectories)
+        # TRL pads with these lists, so an episode that failed before its first prompt needs a token too.
+        filler = [self._engine.chat.tokenizer.pad_token_id]
+        return {
+            "prompt_ids": [t.prompt_ids or filler for t in trajectories],
+            "completion_ids": [t.completion_ids or filler for t in trajectories],
+            "env_mask": [t.env_mask or [0] for t in trajectories],
+            "logprobs": [t.logprobs or [0.0] for t in trajectories],
+            "trajectory": trajectories,
+        }
+
+    def _note(self, trajectories: Sequence[Trajectory]) -> None:
+        """Keep summaries of all ranks for the next log line, and stop where too many episodes failed."""
+        assert self._engine is not None
+        chat = self._engine.chat
+        self._num_batches += 1
+        local = [
+            summarize(
+                t,
+                (self._num_batches, t.spec.group),
+                bool(t.turns)
+                and chat.drifted(t.prompt_messages + t.completion_messages, t.prompt_ids + t.completion_ids),
+            )
+            for t in trajectories
+        ]
+        summaries: list[EpisodeSummary] = gather_object(local)
+        self._summaries[self._mode].extend(summaries)
+        failed = [summary for summary in summaries if summary.failed]
+        # Gathered before this point, so that all ranks stop together.
+        if len(failed) > self.args.max_failure_rate * len(summaries):
+            raise RuntimeError(
+                f"{len(failed)} of {len(summaries)} episodes failed, more than `max_failure_rate="
+                f"{self.args.max_failure_rate}` allows. The first, of {failed[0].env_id}: {failed[0].error}. Mend the "
+                "environment or the service behind it and resume from the last checkpoint, or raise the limit."
+            )
+
+    def _flush_episode_metrics(self) -> None:
+        """Put the metrics of the episodes since the last log line where TRL's next one takes them from."""
+        if self._engine is None:
+            return
+        metrics = episode_metrics(self._summaries[self._mode])
+        self._summaries[self._mode].clear()
+        for name, value in metrics.items():
+            self._metrics[self._mode][name] = [value]
+        if metrics.get("rollout/cut_turn_rate", 0.0) > 0.9:
+            logger.warning_once(
+                f"{metrics['rollout/cut_turn_rate']:.0%} of the turns ran into `max_tokens_per_turn` before they gave "
+                "an answer. If returns do not vary, nothing is learned: raise the limit or ask for shorter answers."
+            )
+
+
+class EpisodeReward:
+    """
+    Reward function that gives the return of the episode. Its name is that of TRL's metric `rewards/environment/mean`.
+    """
+
+    __name__ = "environment"
+
+    def __call__(self, trajectory: list[Trajectory], **kwargs: Any) -> list[float]:
+        return [t.reward for t in trajectory]

@@ -1,0 +1,42 @@
+"""Configuration of [`RagenGRPOTrainer`]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trl import GRPOConfig
+
+from .agent_mixin import AgentConfig
+
+
+@dataclass
+class RagenGRPOConfig(AgentConfig, GRPOConfig):
+    """
+    Configuration class for the [`RagenGRPOTrainer`]: [`~trl.GRPOConfig`] with the settings of [`AgentConfig`] added.
+    All defaults of TRL's are kept.
+
+    Raises:
+        ValueError: If a setting is out of range, or the group size does not divide the batch.
+    """
+
+    def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            if hint := self._group_size_hint():
+                raise ValueError(hint) from error
+            raise
+        self.check_agent_settings()
+
+    def _group_size_hint(self) -> str | None:
+        """What to do where the group size does not divide the batch; `None` if it does."""
+        size, group = self.generation_batch_size, self.num_generations
+        if not size or not group or size % group == 0:
+            return None
+        allowed = [n for n in range(2, size + 1) if size % n == 0]
+        return (
+            f"`num_generations={group}` does not divide the generation batch of {size} rollouts "
+            f"(per_device_train_batch_size={self.per_device_train_batch_size} x processes={self.world_size} x "
+            f"steps_per_generation={self.steps_per_generation}). Groups are never split: set `num_generations` to one "
+            f"of {allowed}, or make the batch a multiple of {group}."
+        )

@@ -1,0 +1,181 @@
+"""GRPO, DAPO and Dr. GRPO with episodes."""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils import gather
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from trl import GRPOTrainer
+
+from ..rollout.dataset import COLUMNS
+from ..rollout.engine import RolloutSettings
+from ..rollout.protocol import ANSWER_CLOSE
+from ..rollout.trajectory import Trajectory
+from .agent_mixin import AgentMixin, AnyDataset, EpisodeReward
+from .grpo_config import RagenGRPOConfig
+
+
+class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
+    """
+    TRL's [`~trl.GRPOTrainer`] that plays an episode for each dataset row with an `env_id`.
+
+    The constructor is TRL's, and without such rows so is everything else. With them, completions come from a
+    multi-turn rollout (through TRL's `rollout_func`), the return of the episode is one more reward function named
+    `environment` (weight 1), and failed episodes leave the loss and the group statistics.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to train.
+        reward_funcs (`RewardFunc` or `list[RewardFunc]`, *optional*):
+            Reward functions. With environments they are optional and add to the return; they get the episodes as
+            `trajectory` (`list[`[`~ragen_trl.rollout.Trajectory`]`]`) and the dialogues, from the first answer on, as
+            `completions`.
+        args ([`RagenGRPOConfig`], *optional*):
+            Configuration. A plain [`~trl.GRPOConfig`] will do where no dataset names environments.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            Rows with `prompt`, and for environments `env_id`, `seed` and `env_kwargs`; see
+            [`~ragen_trl.env_dataset`].
+        eval_dataset (*optional*):
+            Like `train_dataset`, or a dictionary of such.
+        **kwargs:
+            All other arguments of [`~trl.GRPOTrainer`].
+
+    Raises:
+        ValueError: If the data cannot be played: unknown `env_id`, missing columns, an environment that breaks the
+            contract, limits that leave no room for an answer, a chat template that cannot hold a dialogue.
+        TypeError: If `args` has no episode settings but the data name environments.
+
+    Example:
+
+    ```python
+    >>> from ragen_trl import RagenGRPOConfig, RagenGRPOTrainer, env_dataset
+
+    >>> trainer = RagenGRPOTrainer(
+    ...     model="Qwen/Qwen2.5-0.5B-Instruct",
+    ...     args=RagenGRPOConfig("runs/sokoban", max_completion_length=2048, max_tokens_per_turn=256),
+    ...     train_dataset=env_dataset("ragen_envs/Sokoban-v0", 1000),
+    ... )
+    >>> trainer.train()
+    ```
+    """
+
+    _tag_names = ["trl", "grpo", "ragen-trl"]
+    _name = "RAGEN-2 GRPO"
+    _paper = {
+        "title": "RAGEN-2: Reasoning Collapse in Agentic RL",
+        "id": "2604.06268",
+        "citation": textwrap.dedent("""\
+            @article{wang2026ragen2,
+                title  = {{RAGEN-2: Reasoning Collapse in Agentic RL}},
+                author = {Wang, Zihan and Gui, Chi and Jin, Xing and Wang, Qineng and Liu, Licheng and others},
+                year   = 2026,
+                eprint = {arXiv:2604.06268},
+            }"""),
+    }
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any = None,
+        args: RagenGRPOConfig | None = None,
+        train_dataset: AnyDataset | None = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        rollout_func: Callable[..., dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = RagenGRPOConfig(f"{name.rstrip('/').split('/')[-1]}-RAGEN-GRPO")
+        settings = self._episode_settings(args, train_dataset, eval_dataset)
+        if settings is not None:
+            _refuse_other_rollouts(rollout_func=rollout_func, **kwargs)
+            args = _for_episodes(args, settings)
+            reward_funcs, reward_processing_classes = _with_episode_reward(reward_funcs, reward_processing_classes)
+            rollout_func = self._rollout
+        with warnings.catch_warnings():
+            if settings is not None:  # TRL warns that `rollout_func` may change, which is ours to follow
+                warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
+            super().__init__(
+                model=model,
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                reward_processing_classes=reward_processing_classes,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                rollout_func=rollout_func,
+                **kwargs,
+            )
+        if settings is not None:
+            self._start_engine(settings)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        # `rollout_func` gets the prompts alone, so the rows are put aside for it.
+        self._rows = inputs
+        return super()._generate_and_score_completions(inputs)
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
+    ) -> torch.Tensor:
+        if self._engine is None:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        trajectories: list[Trajectory] = [row["trajectory"] for row in inputs]
+        prompts = [trajectory.prompt_messages for trajectory in trajectories]
+        completions = [trajectory.completion_messages for trajectory in trajectories]
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        # Without any reward TRL leaves a row out of the group statistics and gives it no advantage.
+        failed = gather(torch.tensor([trajectory.failed for trajectory in trajectories], device=rewards.device))
+        return rewards.masked_fill(failed.unsqueeze(1), torch.nan)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self._flush_episode_metrics()
+        super().log(logs, start_time)
+
+
+def _refuse_other_rollouts(**others: Any) -> None:
+    given = [name for name in ("rollout_func", "tools", "environment_factory") if others.get(name)]
+    if given:
+        raise ValueError(
+            f"The data name environments (column `env_id`), and {given} was given too. Episodes come from one place: "
+            "drop the argument, or the column."
+        )
+
+
+def _for_episodes(args: RagenGRPOConfig, settings: RolloutSettings) -> RagenGRPOConfig:
+    """A copy of `args` that knows of the additional reward and of the limits of a turn; the caller's is left alone."""
+    if args.use_transformers_continuous_batching:
+        raise ValueError(
+            "`use_transformers_continuous_batching=True` does not play episodes. Leave it off, or use `use_vllm=True`."
+        )
+    args = copy.copy(args)
+    if args.reward_weights is not None:
+        args.reward_weights = [*args.reward_weights, 1.0]
+    if args.use_vllm:  # TRL's backend takes sampling settings at construction only
+        limits = {"max_tokens": settings.max_tokens_per_turn} if settings.max_tokens_per_turn else {}
+        stop = {"stop": [ANSWER_CLOSE], "include_stop_str_in_output": True} if settings.stop_at_answer else {}
+        args.generation_kwargs = {**limits, **stop, **(args.generation_kwargs or {})}
+    return args
+
+
+def _with_episode_reward(reward_funcs: Any, processing_classes: Any) -> tuple[list[Any], Any]:
+    funcs = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+    if processing_classes is not None:
+        given = processing_classes if isinstance(processing_classes, list) else [processing_classes]
+        processing_classes = [*given, None]
+    return [*funcs, EpisodeReward()], processing_classes

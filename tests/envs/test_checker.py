@@ -1,0 +1,127 @@
+"""The checker refuses environments that are broken, and says in which way."""
+
+import random
+
+import gymnasium
+import pytest
+from ragen_envs import ContractError, Limits, TextEnv, check_env, make_env, step_info
+
+
+class Guess(TextEnv):
+    """Name a number from 0 to 999."""
+
+    instruction = "Name the number."
+    limits = Limits(max_turns=1, max_actions_per_turn=1, max_actions=1, max_tokens_per_turn=8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.number = int(self.np_random.integers(1000))
+        return f"Name {self.number}", {}
+
+    def step(self, action):
+        valid, right = action.isdecimal(), action == str(self.number)
+        info = step_info(success=right, valid=valid, effective=valid)
+        return f"Name {self.number}", float(right), right, False, info
+
+    def oracle_action(self):
+        return str(self.number)
+
+
+def broken(**members):
+    return type("Broken", (Guess,), {"__doc__": "A broken game.", **members})()
+
+
+def raising_step(self, action):
+    return self.step_results[action]
+
+
+def with_result(position, value):
+    def step(self, action):
+        result = list(Guess.step(self, action))
+        result[position] = value
+        return tuple(result)
+
+    return step
+
+
+def unseeded_reset(self, *, seed=None, options=None):
+    Guess.reset(self, seed=seed, options=options)
+    return f"Name {random.random()}", {}
+
+
+def test_sound_environment_passes():
+    check_env(Guess())
+    check_env(broken(oracle_action=lambda self: None))
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        (broken(__doc__=None), "docstring"),
+        (broken(instruction=None), "instruction=None"),
+        (broken(instruction="  "), "instruction='  '"),
+        (broken(limits={"max_turns": 1}), r"limits=\{'max_turns': 1\}"),
+        (broken(reset=lambda self, *, seed=None, options=None: "Name 3"), "reset.*returned 'Name 3'"),
+        (broken(reset=lambda self, *, seed=None, options=None: ("", {})), "non-empty text"),
+        (broken(reset=lambda self, *, seed=None, options=None: ("Name 3", None)), "non-empty text, dict"),
+        (broken(reset=unseeded_reset), "two resets with seed 0"),
+        (broken(step=raising_step, step_results={}), r"step\(.*raised KeyError"),
+        (broken(step=lambda self, action: ("Name 3", 0.0, False, {})), "required: .observation, reward"),
+        (broken(step=with_result(0, 3)), "non-empty text first"),
+        (broken(step=with_result(1, "0")), "finite number as reward"),
+        (broken(step=with_result(1, float("nan"))), "finite number as reward"),
+        (broken(step=with_result(2, 0)), "terminated and truncated as bool"),
+        (broken(step=with_result(4, {})), "bools success, action_is_valid, action_is_effective"),
+        (broken(step=with_result(4, {"success": 1, "action_is_valid": 0, "action_is_effective": 0})), "bools"),
+        (broken(step=with_result(1, -0.1)), "invalid action .* gave reward=-0.1"),
+        (broken(step=with_result(2, True)), "terminated=True"),
+        (broken(step=with_result(0, "Something new")), "same observation"),
+        (broken(oracle_action=lambda self: "1000"), "oracle does not solve seed 0"),
+        (broken(oracle_action=lambda self: str(self.number) if self.number == 850 else None), "oracle does not solve"),
+    ],
+)
+def test_broken_environment_is_refused(env, found):
+    with pytest.raises(ContractError, match=found) as error:
+        check_env(env)
+    assert "required: " in str(error.value) and "to mend it, " in str(error.value)
+
+
+@pytest.mark.parametrize("thing", [None, "ragen_envs/Sokoban-v0", Guess, object()])
+def test_other_things_are_refused(thing):
+    with pytest.raises(ContractError, match="gymnasium.Env"):
+        check_env(thing)
+
+
+def test_problems_beyond_the_limits_are_refused():
+    env = make_env("Sokoban-v0")
+    env.limits = Limits(max_turns=1, max_actions_per_turn=1, max_actions=1, max_tokens_per_turn=8)
+    with pytest.raises(ContractError, match="in 1 actions"):
+        check_env(env)
+
+
+def test_bad_luck_is_not_held_against_an_oracle():
+    check_env(make_env("FrozenLake-v0", success_rate=0.7))
+
+
+def test_plain_gymnasium_environment_may_lack_an_oracle():
+    class Plain(gymnasium.Env):
+        """Nothing to do."""
+
+        instruction = "Wait."
+        limits = Guess.limits
+
+        def reset(self, *, seed=None, options=None):
+            return "Wait", {}
+
+        def step(self, action):
+            return "Wait", 0.0, False, False, step_info(success=False, valid=True, effective=False)
+
+    check_env(Plain())
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "3", True, None])
+@pytest.mark.parametrize("name", ["max_turns", "max_actions_per_turn", "max_actions", "max_tokens_per_turn", "max_words"])
+def test_limits_are_positive_whole_numbers(name, value):
+    good = {"max_turns": 1, "max_actions_per_turn": 1, "max_actions": 1, "max_tokens_per_turn": 1}
+    with pytest.raises(ValueError, match=f"{name}={value!r}.*at least 1"):
+        Limits(**{**good, name: value})

@@ -1,0 +1,164 @@
+"""Every registered environment, in both splits, keeps the contract the rollout engine relies on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+import ragen_envs
+from gymnasium.error import ResetNeeded
+from ragen_envs import check_env, env_ids, make_env, problem_split
+
+
+CASES = [(env_id, split) for env_id in env_ids() for split in ("train", "validation")]
+MANY_SEEDS = range(200)
+
+every_env = pytest.mark.parametrize("env_id", env_ids())
+every_case = pytest.mark.parametrize(("env_id", "split"), CASES)
+
+
+def first_observations(env_id, seeds, **kwargs):
+    env = make_env(env_id, **kwargs)
+    return [env.reset(seed=seed)[0] for seed in seeds]
+
+
+@every_case
+def test_keeps_the_contract(env_id, split):
+    env = make_env(env_id, split=split)
+    check_env(env)
+    assert env.split == split
+    assert "ontract" not in env.instruction and len(env.instruction) < 1000
+    assert env.observation_space.contains("√ ß") and env.action_space.contains("")
+
+
+@every_env
+def test_is_registered_with_gymnasium(env_id):
+    assert env_id.startswith("ragen_envs/") and env_id.endswith("-v0")
+    assert env_id in gymnasium.registry
+    assert not isinstance(make_env(env_id), gymnasium.Wrapper)
+
+
+@every_case
+def test_oracle_solves_every_problem_within_the_limits(env_id, split):
+    env = make_env(env_id, split=split)
+    budget = min(env.limits.max_actions, env.limits.max_turns * env.limits.max_actions_per_turn)
+    for seed in range(100):
+        env.reset(seed=seed)
+        total, actions, terminated = 0.0, 0, False
+        while not terminated:
+            _, reward, terminated, _, info = env.step(env.oracle_action())
+            assert info["action_is_valid"]
+            total += reward
+            actions += 1
+            assert actions <= budget
+        assert info["success"] and total > 0
+        assert env.oracle_action() is None
+
+
+def test_same_seed_gives_the_same_problem_in_another_process():
+    seeds = list(range(20))
+    code = (
+        "import json, ragen_envs\n"
+        "def first(i):\n"
+        "    env = ragen_envs.make_env(i)\n"
+        f"    return [env.reset(seed=s)[0] for s in {seeds}]\n"
+        "print(json.dumps({i: first(i) for i in ragen_envs.env_ids()}))"
+    )
+    folder = str(Path(ragen_envs.__file__).parents[1])
+    # A different hash seed: nothing may depend on the order of a set or on hash().
+    environ = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": folder, "PYTHONIOENCODING": "utf-8"}
+    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == {env_id: first_observations(env_id, seeds) for env_id in env_ids()}
+
+
+@every_env
+def test_splits_are_disjoint(env_id):
+    train = set(first_observations(env_id, MANY_SEEDS, split="train"))
+    validation = set(first_observations(env_id, MANY_SEEDS, split="validation"))
+    assert len(train) > 100 and len(validation) > 50
+    assert not train & validation
+
+
+@every_env
+def test_resets_without_seed_go_on_to_new_problems(env_id):
+    env = make_env(env_id)
+    first = env.reset(seed=3)[0]
+    following = [env.reset()[0] for _ in range(5)]
+    assert len({first, *following}) == 6
+    # The whole sequence follows from the one seed.
+    again = make_env(env_id)
+    assert [again.reset(seed=3)[0], *(again.reset()[0] for _ in range(5))] == [first, *following]
+
+
+@every_env
+def test_noise_seed_leaves_the_problems_alone(env_id):
+    env = make_env(env_id)
+    plain = [env.reset(seed=8)[0], env.reset()[0]]
+    noisy = [env.reset(seed=8, options={"noise_seed": (1, 2, 3)})[0], env.reset(options={"noise_seed": 5})[0]]
+    assert plain == noisy
+
+
+@every_env
+@pytest.mark.parametrize("noise_seed", ["seven", -1, 0.5])
+def test_noise_seed_must_be_a_seed(env_id, noise_seed):
+    with pytest.raises(ValueError, match="noise_seed.*non-negative integer"):
+        make_env(env_id).reset(seed=0, options={"noise_seed": noise_seed})
+
+
+@every_env
+@pytest.mark.parametrize("action", ["", "  ", "\n"])
+def test_empty_action_is_invalid(env_id, action):
+    env = make_env(env_id)
+    observation, _ = env.reset(seed=0)
+    assert env.step(action) == (
+        observation,
+        0.0,
+        False,
+        False,
+        {"success": False, "action_is_valid": False, "action_is_effective": False},
+    )
+
+
+@every_env
+def test_nothing_happens_after_the_end(env_id):
+    env = make_env(env_id)
+    env.reset(seed=0)
+    terminated = False
+    while not terminated:
+        action = env.oracle_action()
+        observation, _, terminated, _, _ = env.step(action)
+    after = env.step(action)
+    assert after == (
+        observation,
+        0.0,
+        True,
+        False,
+        {"success": True, "action_is_valid": False, "action_is_effective": False},
+    )
+
+
+@every_env
+def test_step_before_reset_says_what_to_do(env_id):
+    env = make_env(env_id)
+    with pytest.raises(ResetNeeded, match="reset"):
+        env.step("Up")
+    with pytest.raises(ResetNeeded, match="reset"):
+        env.oracle_action()
+
+
+@every_env
+def test_unknown_split_is_refused(env_id):
+    with pytest.raises(ValueError, match="split='test' is not available.*'train', 'validation'"):
+        make_env(env_id, split="test")
+
+
+def test_problem_split_is_stable_and_about_one_in_five():
+    # By hand: crc32 of "a" is 0xE8B7BE43 = 3904355907, which leaves 2 after division by 5; of "" it is 0.
+    assert problem_split("a") == "train"
+    assert problem_split("") == "validation"
+    share = sum(problem_split(f"problem {n}") == "validation" for n in range(5000)) / 5000
+    assert 0.18 < share < 0.22
