@@ -1,0 +1,89 @@
+"""The end of a run: a table of what changed, and the learning curve as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+# Metric suffixes of `env/<name>/` shown in the table, with the number format.
+_SHOWN = {"success_rate": ".3f", "return": ".3f", "turns": ".2f", "invalid_action_rate": ".3f", "pass@": ".3f"}
+_OTHERS = {"rollout/well_formed_rate": ".3f", "rollout/tokens_per_turn": ".1f", "completions/mean_length": ".1f"}
+
+
+def summary_table(before: Mapping[str, float], after: Mapping[str, float], places: Mapping[str, str]) -> Table:
+    """
+    Table of an evaluation before and after training, and of where the results lie.
+
+    Args:
+        before (`Mapping[str, float]`):
+            Metrics of `Trainer.evaluate()` before training, empty if there was none.
+        after (`Mapping[str, float]`):
+            The same after training.
+        places (`Mapping[str, str]`):
+            What lies where.
+    """
+    table = Table(title="Held-out problems", caption="\n".join(f"{k}: {v}" for k, v in places.items()))
+    table.add_column("metric")
+    for column in ("before", "after"):
+        table.add_column(column, justify="right")
+    for name, form in _rows(after):
+        values = [format(float(m[name]), form) if m.get(name) is not None else "-" for m in (before, after)]
+        table.add_row(name.removeprefix("eval_"), *values)
+    return table
+
+
+def print_summary(before: Mapping[str, float], after: Mapping[str, float], places: Mapping[str, str]) -> None:
+    """Print [`summary_table`] to the terminal."""
+    Console().print(summary_table(before, after, places))
+
+
+def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """
+    Draw success, return and entropy over the steps of a run.
+
+    Args:
+        log_history (`Sequence[Mapping[str, Any]]`):
+            `trainer.state.log_history`.
+        path (`Path`):
+            PNG file to write.
+
+    Returns:
+        `Path`: The file written.
+    """
+    # pyplot would choose a backend for the whole program; a figure of its own needs no display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 3)
+    for axes, ending, title in zip(
+        panels, ("/success_rate", "/return", "entropy"), ("success rate", "return", "entropy"), strict=True
+    ):
+        for name in sorted({key for row in log_history for key in row if key.endswith(ending)}):
+            points = [(row["step"], row[name]) for row in log_history if row.get(name) is not None]
+            held_out = name.startswith("eval_")
+            label = f"held out: {name.removeprefix('eval_')}" if held_out else name
+            axes.plot(
+                *zip(*points, strict=True), "o--" if held_out else "-", label=label, alpha=1 if held_out else 0.7
+            )
+        axes.set(xlabel="step", title=title)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize="x-small")
+    panels[0].set_ylim(-0.02, 1.02)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    rows = []
+    for ending, form in _SHOWN.items():
+        rows += [(n, form) for n in metrics if n.startswith("eval_env/") and n.rpartition("/")[2].startswith(ending)]
+    return rows + [(f"eval_{name}", form) for name, form in _OTHERS.items() if f"eval_{name}" in metrics]
