@@ -10,10 +10,10 @@ MAX_ANSWER_LENGTH = 1000
 MAX_NUMBER_LENGTH = 64
 
 _ROUNDS = 8
-_LEAD_IN = re.compile(r"^(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s+", re.IGNORECASE)
+_LEAD_IN = re.compile(r"^(?:the )?(?:final )?answer(?: is)?(?:\s*[:=]|\s)\s*", re.IGNORECASE)
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
 # Replaced by a blank rather than by nothing, so that "2**3" does not become 23.
-_TO_BLANK = re.compile(r"\*\*|`|\$|\\[()\[\],; ]")
+_TO_BLANK = re.compile(r"\*\*|`|\\?\$|\\[()\[\],; ]")
 _TO_NOTHING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\!")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"

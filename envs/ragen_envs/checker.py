@@ -80,11 +80,20 @@ def _check_reset(env: Any) -> None:
         )
 
 
-def _observation_of_reset(env: Any) -> str:
-    result = env.reset(seed=0)
+def _observation_of_reset(env: Any, seed: int = 0, noise_seed: int = 0) -> str:
+    try:
+        result = env.reset(seed=seed, options={"noise_seed": noise_seed})
+    except Exception as error:
+        raise ContractError(
+            f"{type(env).__name__}: reset(seed={seed}, options={{'noise_seed': {noise_seed}}}) raised "
+            f"{type(error).__name__}: {error}; required: a reset that takes seed and options; to mend it, declare "
+            "reset(self, *, seed=None, options=None) and accept any non-negative seed."
+        ) from error
     is_pair = isinstance(result, tuple) and len(result) == 2
     if not is_pair or not isinstance(result[0], str) or not result[0] or not isinstance(result[1], dict):
-        _refuse(env, f"reset(seed=0) returned {result!r}", "(non-empty text, dict)", "return observation and info")
+        _refuse(
+            env, f"reset(seed={seed}) returned {result!r}", "(non-empty text, dict)", "return observation and info"
+        )
     observation: str = result[0]
     return observation
 
@@ -131,7 +140,7 @@ def _checked_step(env: Any, action: str, result: Any) -> tuple[str, float, bool,
 
 def _check_oracle(env: Any) -> None:
     oracle = getattr(env, "oracle_action", None)
-    env.reset(seed=0)
+    _observation_of_reset(env)
     if oracle is None or oracle() is None:
         return
     for seed in _ORACLE_SEEDS:
@@ -145,7 +154,7 @@ def _check_oracle(env: Any) -> None:
 
 
 def _oracle_solves(env: Any, seed: int, noise_seed: int) -> bool:
-    env.reset(seed=seed, options={"noise_seed": noise_seed})
+    _observation_of_reset(env, seed, noise_seed)
     actions = min(env.limits.max_actions, env.limits.max_turns * env.limits.max_actions_per_turn)
     for _ in range(actions):
         action = env.oracle_action()

@@ -105,7 +105,7 @@ def _resolve_own(env_id: str, module: str, name: str) -> str:
 def _nearest(env_id: str, candidates: Iterable[str]) -> str:
     # Compared without namespace, version and case, so that "sokobann" finds "ragen_envs/Sokoban-v0".
     bare = {_bare(candidate): candidate for candidate in candidates}
-    close = difflib.get_close_matches(_bare(env_id), bare, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(_bare(env_id), bare, n=1, cutoff=0.6)
     return f" Did you mean {bare[close[0]]!r}?" if close else ""
 
 

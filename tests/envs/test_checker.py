@@ -4,6 +4,7 @@ import random
 
 import gymnasium
 import pytest
+
 from ragen_envs import ContractError, Limits, TextEnv, check_env, make_env, step_info
 
 
@@ -49,6 +50,10 @@ def unseeded_reset(self, *, seed=None, options=None):
     return f"Name {random.random()}", {}
 
 
+# What seed 0 draws: a player who knows this one answer gets no further than the first problem.
+FIRST = int(Guess().reset(seed=0)[0].split()[1])
+
+
 def test_sound_environment_passes():
     check_env(Guess())
     check_env(broken(oracle_action=lambda self: None))
@@ -64,6 +69,11 @@ def test_sound_environment_passes():
         (broken(reset=lambda self, *, seed=None, options=None: "Name 3"), "reset.*returned 'Name 3'"),
         (broken(reset=lambda self, *, seed=None, options=None: ("", {})), "non-empty text"),
         (broken(reset=lambda self, *, seed=None, options=None: ("Name 3", None)), "non-empty text, dict"),
+        (broken(reset=lambda self: ("Name 3", {})), r"reset\(seed=0, .*raised TypeError"),
+        (
+            broken(reset=lambda self, *, seed=None: ("Name 3", {})),
+            r"declare reset\(self, \*, seed=None, options=None\)",
+        ),
         (broken(reset=unseeded_reset), "two resets with seed 0"),
         (broken(step=raising_step, step_results={}), r"step\(.*raised KeyError"),
         (broken(step=lambda self, action: ("Name 3", 0.0, False, {})), "required: .observation, reward"),
@@ -77,7 +87,10 @@ def test_sound_environment_passes():
         (broken(step=with_result(2, True)), "terminated=True"),
         (broken(step=with_result(0, "Something new")), "same observation"),
         (broken(oracle_action=lambda self: "1000"), "oracle does not solve seed 0"),
-        (broken(oracle_action=lambda self: str(self.number) if self.number == 850 else None), "oracle does not solve"),
+        (
+            broken(oracle_action=lambda self: str(self.number) if self.number == FIRST else None),
+            "does not solve seed 1",
+        ),
     ],
 )
 def test_broken_environment_is_refused(env, found):
@@ -120,7 +133,9 @@ def test_plain_gymnasium_environment_may_lack_an_oracle():
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "3", True, None])
-@pytest.mark.parametrize("name", ["max_turns", "max_actions_per_turn", "max_actions", "max_tokens_per_turn", "max_words"])
+@pytest.mark.parametrize(
+    "name", ["max_turns", "max_actions_per_turn", "max_actions", "max_tokens_per_turn", "max_words"]
+)
 def test_limits_are_positive_whole_numbers(name, value):
     good = {"max_turns": 1, "max_actions_per_turn": 1, "max_actions": 1, "max_tokens_per_turn": 1}
     with pytest.raises(ValueError, match=f"{name}={value!r}.*at least 1"):

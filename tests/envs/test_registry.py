@@ -1,7 +1,10 @@
 """Names: near misses are named, users' own environments are found, and nothing is wrapped."""
 
+import sys
+
 import gymnasium
 import pytest
+
 from ragen_envs import ContractError, UnknownEnvError, env_ids, make_env
 
 
@@ -46,7 +49,7 @@ def own_package(tmp_path, monkeypatch):
     yield "own_package"
     for env_id in ("Echo-v0", "Bare-v0"):
         gymnasium.registry.pop(env_id, None)
-    monkeypatch.delitem(__import__("sys").modules, "own_package", raising=False)
+    sys.modules.pop("own_package", None)
 
 
 @pytest.mark.parametrize(
