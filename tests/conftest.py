@@ -1,0 +1,54 @@
+"""What every test starts from: a quiet, offline, single-threaded process, a tiny random model and its tokenizer."""
+
+import os
+
+
+# Before torch and transformers are imported: with two threads on busy cores the same work takes ten times longer.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    WANDB_MODE="offline",
+    TOKENIZERS_PARALLELISM="false",
+    TRL_EXPERIMENTAL_SILENCE="1",
+)
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+torch.set_num_threads(1)
+
+from helpers import build_model, build_tokenizer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Tests do not depend on their order."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def _tokenizer():
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def _model(_tokenizer):
+    return build_model(_tokenizer)
+
+
+@pytest.fixture
+def tokenizer(_tokenizer):
+    """Byte-level BPE tokenizer with a ChatML template; a test may change its template."""
+    import copy
+
+    return copy.deepcopy(_tokenizer)
+
+
+@pytest.fixture
+def model(_model):
+    """Tiny random Llama; a test may train it."""
+    import copy
+
+    return copy.deepcopy(_model).eval()
