@@ -15,6 +15,7 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -105,6 +106,8 @@ class TransformersGenerator:
         self._stop_ids = sorted({int(i) for i in [*configured, *stop_ids] if i is not None})
         self._config = copy.deepcopy(generation_config)
         self._config.eos_token_id = self._stop_ids or None
+        # `generate` would apply the penalty before what is recorded; 1.0 and not `None`, which means the model's own.
+        self._repetition_penalty, self._config.repetition_penalty = self._config.repetition_penalty, 1.0
         self._stop = _StopString(tokenizer, stop_string) if stop_string else None
         self._keep_alive = keep_alive
 
@@ -134,12 +137,15 @@ class TransformersGenerator:
         criteria: list[StoppingCriteria] = [_RowLimit(width, limits)]
         if self._stop is not None:
             criteria.append(self._stop.from_position(width))
+        processors: list[LogitsProcessor] = [recorder]
+        if self._repetition_penalty not in (None, 1.0):
+            processors.append(RepetitionPenaltyLogitsProcessor(self._repetition_penalty))
         self._config.max_new_tokens = max(limits)
         output = model.generate(
             input_ids=input_ids,
             attention_mask=mask,
             generation_config=self._config,
-            logits_processor=LogitsProcessorList([recorder]),
+            logits_processor=LogitsProcessorList(processors),
             stopping_criteria=StoppingCriteriaList(criteria),
         )
         return output[:, width:].tolist(), recorder.finish(output).tolist()
@@ -180,8 +186,8 @@ class _LogProbRecorder(LogitsProcessor):
     """
     Keeps the log-probability of every sampled token without keeping the logits of more than one step.
 
-    Custom processors run before temperature, top-k and top-p, so what is recorded is the policy's own distribution at
-    the sampling temperature, as the trainer recomputes it.
+    Custom processors run before temperature, top-k and top-p (and this one before the repetition penalty), so what is
+    recorded is the policy's own distribution at the sampling temperature, as the trainer recomputes it.
     """
 
     def __init__(self, start: int, temperature: float) -> None:
