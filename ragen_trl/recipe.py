@@ -123,6 +123,7 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
     }
+    training_args.eval_on_start = eval_dataset is not None and recipe.eval_before
     with _explained(offline_config):
         trainer = RagenGRPOTrainer(
             model=resolve_model(model_args.model_name_or_path),
@@ -135,7 +136,6 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     ################
     # Training
     ################
-    before = trainer.evaluate() if eval_dataset is not None and recipe.eval_before else {}
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     after = trainer.evaluate() if eval_dataset is not None else {}
 
@@ -145,8 +145,8 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     trainer.save_model(training_args.output_dir)
     if trainer.accelerator.is_main_process:
         trainer.save_metrics("eval", after)
-        # `train` starts a new history, which leaves the first evaluation out.
-        history = [{**before, "step": 0}, *trainer.state.log_history]
+        history = trainer.state.log_history
+        before = next((row for row in history if row["step"] == 0 and "eval_loss" in row), {})
         picture = save_learning_curve(history, Path(training_args.output_dir) / "learning_curve.png")
         print_summary(before, after, {"checkpoint": training_args.output_dir, "picture": str(picture)})
     if training_args.push_to_hub:

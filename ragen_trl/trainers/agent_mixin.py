@@ -140,6 +140,17 @@ class AgentMixin:
             check_rows(given[name], name, settings)
         return settings
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        # accelerate takes a model that was evaluated for prepared and then leaves the wrapping out, so that the ranks
+        # would train apart without a word.
+        evaluated = getattr(self.model, "_is_accelerate_prepared", False) and self.model_wrapped is self.model
+        if self.accelerator.distributed_type in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU) and evaluated:
+            raise RuntimeError(
+                "`evaluate()` was called before `train()` on several processes; their gradients would not be averaged. "
+                "Set `eval_on_start=True` to evaluate before the first step."
+            )
+        return super().train(*args, **kwargs)  # type: ignore[misc]
+
     def _start_engine(self, settings: RolloutSettings) -> None:
         """Build the engine; called once the host is constructed."""
         chat = ChatFormat(self.processing_class, settings.opening_tag, self.chat_template_kwargs)
