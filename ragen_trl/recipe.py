@@ -146,7 +146,7 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     if trainer.accelerator.is_main_process:
         trainer.save_metrics("eval", after)
         history = trainer.state.log_history
-        before = next((row for row in history if row["step"] == 0 and "eval_loss" in row), {})
+        before: dict[str, float] = next((row for row in history if row["step"] == 0 and "eval_loss" in row), {})
         picture = save_learning_curve(history, Path(training_args.output_dir) / "learning_curve.png")
         print_summary(before, after, {"checkpoint": training_args.output_dir, "picture": str(picture)})
     if training_args.push_to_hub:

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class WorkerPool:
             self._jobs.put(job)
         return [self._wait(job, timeout) for job, timeout in zip(jobs, timeouts, strict=True)]
 
-    def _wait(self, job: _Job[T], timeout: float | None) -> tuple[T | BaseException, float]:
+    def _wait(self, job: _Job[Any], timeout: float | None) -> tuple[Any, float]:
         while not job.done.is_set():
             if timeout is None:
                 job.done.wait()
@@ -87,7 +87,7 @@ class WorkerPool:
                 job.abandoned = True
                 self._start_thread()
                 return DeadlineExceeded(f"took longer than {timeout:g} s"), timeout
-        return cast("T | BaseException", job.result), job.seconds
+        return job.result, job.seconds
 
     def _start_thread(self) -> None:
         self._threads += 1

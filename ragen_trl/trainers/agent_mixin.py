@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from accelerate.logging import get_logger
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-AnyDataset = Dataset | IterableDataset
+AnyDataset: TypeAlias = Dataset | IterableDataset
 
 
 def _setting(default: Any, text: str) -> Any:

@@ -123,7 +123,7 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
+        self._signature_columns: list[str] = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # `rollout_func` gets the prompts alone, so the rows are put aside for it.
