@@ -95,8 +95,14 @@ class ChatFormat:
         return ids[1:] if ids and ids[0] == self._end_of_turn == last_id else ids
 
     def closing_ids(self, last_id: int | None) -> list[int]:
-        """The end-of-turn token where a finished last turn lacks it, so that it does not look cut off."""
-        return [] if self._end_of_turn is None or self._end_of_turn == last_id else [self._end_of_turn]
+        """
+        What a finished episode lacks at its end: the template's end-of-turn token, and the tokenizer's end token, by
+        which TRL tells finished completions from those that were cut off.
+        """
+        if last_id == self.tokenizer.eos_token_id:
+            return []
+        ends = dict.fromkeys([self._end_of_turn, self.tokenizer.eos_token_id])
+        return [token for token in ends if token is not None and token != last_id]
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Whether the last of the sampled tokens ends the turn by itself."""
@@ -115,9 +121,12 @@ class ChatFormat:
             messages (`Sequence[dict[str, str]]`):
                 Whole dialogue, ending with an answer.
             token_ids (`Sequence[int]`):
-                Ids of the episode, prompt included.
+                Ids of the episode, from the prompt to the last sampled token.
         """
-        again = self._encode(self._render(self._fold_system(messages), add_generation_prompt=False))
+        try:
+            again = self._encode(self._render(self._fold_system(messages), add_generation_prompt=False))
+        except Exception:  # some templates refuse e.g. an empty answer; a metric must not end the run
+            return True
         # A template may put a line break after the last end-of-turn token, which an episode does not need.
         return again[: len(token_ids)] != list(token_ids)
 
@@ -163,7 +172,10 @@ class ChatFormat:
         messages = [{"role": "user", "content": _MESSAGE}]
         without = self._render(messages, add_generation_prompt=False)
         with_prompt = self._render(messages, add_generation_prompt=True)
-        if with_prompt == without or not with_prompt.startswith(without.rstrip()):
+        # `[INST]` style templates end user messages with the mark after which the answer follows.
+        answered = self._render([*messages, {"role": "assistant", "content": _REPLY}], add_generation_prompt=False)
+        marked = answered.removeprefix(with_prompt).lstrip().startswith(_REPLY)
+        if not (with_prompt != without or marked) or not with_prompt.startswith(without.rstrip()):
             raise ValueError(
                 "The chat template has no generation prompt: `add_generation_prompt=True` renders "
                 f"{with_prompt[-60:]!r} after a user message, so the model cannot know that it is its turn. {_HINT}"

@@ -336,8 +336,10 @@ class RolloutEngine:
             return
         turn = trajectory.turns[-1]
         # A turn cut at its limit stays open, so that it counts as truncated.
-        if turn.token_ids and not turn.cut and len(trajectory.completion_ids) < self._token_budget:
-            trajectory.closing_ids = self.chat.closing_ids(turn.token_ids[-1])
+        if turn.token_ids and not turn.cut:
+            closing_ids = self.chat.closing_ids(turn.token_ids[-1])
+            if len(trajectory.completion_ids) + len(closing_ids) <= self._token_budget:
+                trajectory.closing_ids = closing_ids
 
     def _in_threads(self, episodes: list[_Episode], step: Callable[[_Episode], Any]) -> list[Any]:
         """Run `step` for each episode. An episode whose step fails or takes too long is stopped and gives `None`."""

@@ -109,7 +109,7 @@ class Trajectory:
         turns (`list[Turn]`):
             Turns in order; the last one is open while the model is to answer it.
         closing_ids (`list[int]`):
-            End-of-turn token put after the last turn when the model did not sample it. Not trained.
+            End tokens put after a finished last turn where the model did not sample them. Not trained.
         stop_reason (`str`, *optional*):
             Why the episode ended; `None` while it is running.
         error (`str`, *optional*):

@@ -232,8 +232,7 @@ class AgentMixin:
             summarize(
                 t,
                 (self._num_batches, t.spec.group),
-                bool(t.turns)
-                and chat.drifted(t.prompt_messages + t.completion_messages, t.prompt_ids + t.completion_ids),
+                bool(t.turns) and chat.drifted(t.prompt_messages + t.completion_messages, t.context_ids),
             )
             for t in trajectories
         ]
