@@ -161,6 +161,9 @@ class RolloutEngine:
             Renders messages as ids.
         generator ([`Generator`]):
             Samples turns.
+        context_length (`int`, *optional*):
+            Tokens that the model can attend to. An episode whose prompt leaves no room for a turn fails; later turns
+            that would not fit are not played.
         agree (`Callable[[bool], bool]`, *optional*):
             Tells whether any rank still plays, asked once a turn. Sharded models need it: their ranks must make the
             same number of forward calls. Defaults to this rank's own answer.
@@ -171,12 +174,13 @@ class RolloutEngine:
         settings: RolloutSettings,
         chat: ChatFormat,
         generator: Generator,
+        context_length: int | None = None,
         agree: Callable[[bool], bool] | None = None,
     ) -> None:
         self.settings = settings
         self.chat = chat
         self._generator = generator
-        self._token_budget = settings.max_completion_length or 0
+        self._context_length = math.inf if context_length is None else context_length
         self._agree = agree or (lambda playing: playing)
         self._workers = WorkerPool(settings.env_workers or min(32, os.cpu_count() or 1))
         # Constructing an environment may cost more than an episode, so instances are kept for the next rollout.
@@ -239,6 +243,17 @@ class RolloutEngine:
         message = "\n\n".join([*(m["content"] for m in leading if m["role"] == "user"), message])
         trajectory.turns.append(Turn([], message, observation))
         trajectory.turns[0].context_ids = self.chat.prompt_ids(trajectory.prompt_messages)
+        if self._tokens_left(trajectory) < limits.max_tokens_per_turn:
+            raise ValueError(
+                f"a prompt of {len(trajectory.prompt_ids)} tokens leaves no room for a turn of "
+                f"{limits.max_tokens_per_turn} in the model's context of {self._context_length} tokens; shorten the "
+                "instruction or the problem, or lower `max_tokens_per_turn`"
+            )
+
+    def _tokens_left(self, trajectory: Trajectory) -> float:
+        used = len(trajectory.completion_ids)
+        budget = min(self.settings.max_completion_length or 0, self._context_length - len(trajectory.prompt_ids))
+        return budget - used
 
     def _turn_message(self, episode: _Episode, observation: str) -> str:
         assert episode.limits is not None
@@ -322,8 +337,7 @@ class RolloutEngine:
         message = self._turn_message(episode, observation)
         last_id = trajectory.turns[-1].token_ids[-1] if trajectory.turns[-1].token_ids else None
         context_ids = self.chat.observation_ids(message, last_id)
-        used = len(trajectory.completion_ids)
-        if used + len(context_ids) + episode.limits.max_tokens_per_turn > self._token_budget:
+        if len(context_ids) + episode.limits.max_tokens_per_turn > self._tokens_left(trajectory):
             episode.stop("token_budget")
         else:
             trajectory.turns.append(Turn(context_ids, message, observation))
