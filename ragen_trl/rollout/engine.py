@@ -352,7 +352,7 @@ class RolloutEngine:
         # A turn cut at its limit stays open, so that it counts as truncated.
         if turn.token_ids and not turn.cut:
             closing_ids = self.chat.closing_ids(turn.token_ids[-1])
-            if len(trajectory.completion_ids) + len(closing_ids) <= self._token_budget:
+            if len(closing_ids) <= self._tokens_left(trajectory):
                 trajectory.closing_ids = closing_ids
 
     def _in_threads(self, episodes: list[_Episode], step: Callable[[_Episode], Any]) -> list[Any]:

@@ -146,8 +146,8 @@ class AgentMixin:
         evaluated = getattr(self.model, "_is_accelerate_prepared", False) and self.model_wrapped is self.model
         if self.accelerator.distributed_type in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU) and evaluated:
             raise RuntimeError(
-                "`evaluate()` was called before `train()` on several processes; their gradients would not be averaged. "
-                "Set `eval_on_start=True` to evaluate before the first step."
+                "`evaluate()` was called before `train()` on several processes, whose gradients would then not be "
+                "averaged. Set `eval_on_start=True` to evaluate before the first step."
             )
         return super().train(*args, **kwargs)  # type: ignore[misc]
 
@@ -159,7 +159,11 @@ class AgentMixin:
             and self.accelerator.state.deepspeed_plugin.zero_stage == 3
         )
         self._engine = RolloutEngine(
-            settings, chat, self._make_generator(settings, chat, sharded), self._any_rank if sharded else None
+            settings,
+            chat,
+            self._make_generator(settings, chat, sharded),
+            context_length=getattr(self.model.config.get_text_config(), "max_position_embeddings", None),
+            agree=self._any_rank if sharded else None,
         )
         self._rows: Sequence[Mapping[str, Any]] = []
         self._summaries: dict[str, list[EpisodeSummary]] = {"train": [], "eval": []}
