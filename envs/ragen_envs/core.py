@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import string
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import gymnasium
 import numpy as np
@@ -131,10 +131,23 @@ def step_info(*, success: bool, valid: bool, effective: bool) -> dict[str, Any]:
 
 
 class AnyText(spaces.Text):
-    """Space of every string. Model output can hold any character, so membership looks at the type alone."""
+    """
+    Space of every string. Model output can hold any character, so membership looks at the type alone.
 
-    def __init__(self) -> None:
+    Args:
+        samples (`Sequence[str]`, *optional*, defaults to `()`):
+            What `sample` picks from. Without any it makes up letters and digits.
+    """
+
+    def __init__(self, samples: Sequence[str] = ()) -> None:
         super().__init__(max_length=64, min_length=0, charset=string.ascii_letters + string.digits + " ")
+        self.samples = tuple(samples)
+
+    def sample(self, *args: Any, **kwargs: Any) -> str:
+        """One of `samples`, or made-up text."""
+        if self.samples:
+            return self.samples[int(self.np_random.integers(len(self.samples)))]
+        return super().sample(*args, **kwargs)
 
     def contains(self, x: Any) -> bool:
         """Whether `x` is a string."""
@@ -161,13 +174,14 @@ class TextEnv(gymnasium.Env[str, str]):
 
     instruction: str
     limits: Limits
+    sample_actions: ClassVar[Sequence[str]] = ()  # what a player without a clue would try
     noise: np.random.Generator
 
     def __init__(self, *, split: Split = "train") -> None:
         check_choice("split", split, get_args(Split))
         self.split: Split = split
         self.observation_space: spaces.Space[str] = AnyText()
-        self.action_space: spaces.Space[str] = AnyText()
+        self.action_space: spaces.Space[str] = AnyText(self.sample_actions)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """

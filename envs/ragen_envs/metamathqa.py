@@ -77,6 +77,7 @@ class MetaMathQA(TextEnv):
 
     instruction = "You are solving maths problems. Answer with the result alone, such as a number."
     limits = Limits(max_turns=5, max_actions_per_turn=1, max_actions=5, max_tokens_per_turn=400, max_words=100)
+    sample_actions = tuple(str(number) for number in range(20))
 
     def __init__(self, *, dataset: str | None = None, split: Split = "train") -> None:
         super().__init__(split=split)

@@ -58,6 +58,7 @@ class Sokoban(TextEnv):
     """
 
     limits = Limits(max_turns=5, max_actions_per_turn=2, max_actions=10, max_tokens_per_turn=400, max_words=120)
+    sample_actions = tuple(MOVES)
 
     def __init__(
         self,

@@ -1,0 +1,37 @@
+"""The command line, without a model."""
+
+import pytest
+
+from ragen_envs import make_env
+from ragen_trl.cli import main, play_table
+
+
+def rows(table):
+    return [list(cells) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+def test_the_oracle_solves_what_a_random_player_does_not():
+    table = play_table({"Sokoban-v0": make_env("ragen_envs/Sokoban-v0")}, episodes=20, seed=0)
+    (_, player, random_success, *_), (_, _, oracle_success, *_, invalid) = rows(table)
+    assert player == "random" and float(random_success) < 0.5
+    assert float(oracle_success) == 1.0 and float(invalid) == 0.0
+
+
+def test_play_prints_every_environment(capsys):
+    main(["play", "--episodes", "2"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("Sokoban-v0", "FrozenLake-v0", "MetaMathQA-v0"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["play", "sokobann"], "Sokoban-v0"),
+        (["play", "--episodes", "0"], "at least 1"),
+        (["play", "--env_kwargs", '{"x": 1}'], "x"),
+    ],
+)
+def test_bad_arguments_are_named(argv, message, capsys):
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert message in capsys.readouterr().err
