@@ -78,7 +78,7 @@ def play_table(envs: dict[str, TextEnv], episodes: int, seed: int) -> Table:
             ]
             actions = sum(game.actions for game in games)
             table.add_row(
-                name,
+                name.removeprefix("ragen_envs/"),
                 player,
                 f"{fmean(game.success for game in games):.3f}",
                 f"{fmean(game.reward for game in games):.3f}",
@@ -90,13 +90,14 @@ def play_table(envs: dict[str, TextEnv], episodes: int, seed: int) -> Table:
 
 def _play(env: TextEnv, seed: int, with_oracle: bool) -> _Game:
     env.reset(seed=seed)
-    total, invalid, success = 0.0, 0, False
-    for count in range(1, env.limits.max_actions + 1):
+    total, taken, invalid, success = 0.0, 0, 0, False
+    while taken < env.limits.max_actions:
         action = env.oracle_action() if with_oracle else None
         _, reward, terminated, truncated, info = env.step(env.action_space.sample() if action is None else action)
         total += float(reward)
+        taken += 1
         invalid += not info["action_is_valid"]
         success = bool(info["success"])
         if terminated or truncated:
             break
-    return _Game(success, total, count, invalid)
+    return _Game(success, total, taken, invalid)
