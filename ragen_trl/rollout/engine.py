@@ -294,9 +294,11 @@ class RolloutEngine:
     def _act(self, episode: _Episode) -> _TurnOutcome:
         assert episode.env is not None and episode.limits is not None
         trajectory = episode.trajectory
-        left = episode.limits.max_actions - trajectory.num_actions
+        actions = trajectory.turns[-1].actions
+        # Those of the open turn count as taken until it is recorded.
+        left = episode.limits.max_actions - trajectory.num_actions + len(actions)
         outcome = _TurnOutcome()
-        for action in trajectory.turns[-1].actions:
+        for action in actions:
             if outcome.taken - outcome.invalid >= left or outcome.ended:
                 break
             observation, reward, terminated, truncated, info = episode.env.step(action)
