@@ -159,7 +159,7 @@ class Lottery(TextEnv):
     """Ends after one turn, whatever is answered, and pays what the noise of the episode says."""
 
     instruction = "Play."
-    limits = Limits(max_turns=1, max_actions_per_turn=1, max_actions=1, max_tokens_per_turn=8)
+    limits = Limits(max_turns=1, max_actions_per_turn=1, max_actions=1, max_tokens_per_turn=40)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
