@@ -222,8 +222,10 @@ class RolloutEngine:
 
     def _reset(self, episode: _Episode) -> str:
         spec = episode.trajectory.spec
-        pool = self._idle[_pool_key(spec)]
-        env = pool.pop() if pool else make_env(spec.env_id, **spec.env_kwargs)
+        try:
+            env = self._idle[_pool_key(spec)].pop()
+        except IndexError:  # asked for forgiveness: another thread may take the last one in between
+            env = make_env(spec.env_id, **spec.env_kwargs)
         options = None if spec.noise_seed is None else {"noise_seed": spec.noise_seed}
         observation, _ = env.reset(seed=spec.seed, options=options)
         episode.env = env  # only now: an environment that failed to reset is not used again
@@ -274,8 +276,12 @@ class RolloutEngine:
         for episode, completion in zip(live, completions, strict=True):
             self._read_turn(episode, completion)
         for episode, outcome in zip(live, self._in_threads(live, self._act), strict=True):
-            if outcome is not None:
+            if outcome is None:
+                continue
+            try:
                 self._record(episode, outcome)
+            except Exception as error:  # e.g. a chat template that refuses the observation
+                episode.stop("error", f"{type(error).__name__}: {error}")
 
     def _read_turn(self, episode: _Episode, completion: Completion) -> None:
         assert episode.limits is not None
