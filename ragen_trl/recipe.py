@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from accelerate.logging import get_logger
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ragen_envs import UnknownEnvError
 
@@ -120,7 +121,7 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     train_dataset, eval_dataset = recipe.datasets()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
+        "attn_implementation": usable_attention(model_args.attn_implementation),
         "dtype": model_args.dtype,
     }
     training_args.eval_on_start = eval_dataset is not None and recipe.eval_before
@@ -130,6 +131,7 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
             args=training_args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
+            quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
 
@@ -151,6 +153,25 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
         print_summary(before, after, {"checkpoint": training_args.output_dir, "picture": str(picture)})
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.dataset_path)
+
+
+def usable_attention(name: str | None) -> str | None:
+    """
+    The attention implementation asked for, or `None` (the model's default) with a warning where its package is there
+    but does not load, as happens with a build for another torch.
+
+    Args:
+        name (`str`, *optional*):
+            E.g. `"sdpa"` or `"flash_attention_2"`.
+    """
+    if name != "flash_attention_2":
+        return name
+    try:
+        importlib.import_module("flash_attn")
+    except ImportError as error:
+        logger.warning(f"attn_implementation={name!r} cannot be used ({error}); the model's default is used instead.")
+        return None
+    return name
 
 
 def resolve_model(name: str) -> str:

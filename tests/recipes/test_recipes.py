@@ -1,0 +1,116 @@
+"""The recipes' files and what they share."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import ModelConfig, TrlParser
+
+from ragen_envs import make_env
+from ragen_trl import RagenGRPOConfig
+from ragen_trl.recipe import RecipeArguments, resolve_model, run_grpo, usable_attention
+from ragen_trl.rollout import RolloutSettings
+
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "recipes" / "configs").rglob("*.yaml"))
+ACCELERATE = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
+
+
+def parse(config, *argv):
+    parser = TrlParser((RecipeArguments, RagenGRPOConfig, ModelConfig))
+    return parser.parse_args_and_config(args=["--config", str(config), "--use_cpu", "true", *argv])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_every_config_parses_and_leaves_room_for_a_turn(config):
+    recipe, args, model = parse(config)
+    kwargs = {key: value for key, value in (recipe.env_kwargs or {}).items() if key != "dataset"}
+    settings = args.check_agent_settings()
+    assert isinstance(settings, RolloutSettings)
+    limits = settings.limits_for(make_env(recipe.env_id, **kwargs))
+    assert limits.max_tokens_per_turn * 2 <= args.max_completion_length, "no room for a second turn"
+    assert args.generation_batch_size % args.num_generations == 0
+    assert model.model_name_or_path and args.output_dir.startswith("runs/")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_every_config_says_what_it_is(config):
+    head = config.read_text().split("\n\n")[0].splitlines()
+    assert all(line.startswith("#") for line in head)
+    text = "\n".join(head)
+    assert "Hardware:" in text and "accelerate launch" in text and "Override:" in text
+
+
+def test_there_is_a_default_and_an_offline_config_for_every_recipe():
+    for recipe in (ROOT / "recipes").glob("grpo_*.py"):
+        named = [name for name in (path.name for path in CONFIGS) if f'"{name}"' in recipe.read_text()]
+        assert len(named) == 2 and any(name.startswith("quickstart") for name in named), recipe.name
+
+
+def test_unknown_keys_are_refused(tmp_path):
+    config = tmp_path / "typo.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(CONFIGS[0].read_text()), "max_turnz": 3}))
+    with pytest.raises(ValueError, match="max_turnz"):
+        parse(config)
+
+
+def test_the_command_line_wins_over_the_file():
+    recipe, args, _ = parse(CONFIGS[0], "--max_turns", "7", "--env_kwargs", '{"split": "train"}')
+    assert args.max_turns == 7 and recipe.env_kwargs == {"split": "train"}
+
+
+def test_dataset_path_reaches_both_splits():
+    train, held_out = RecipeArguments(
+        env_id="ragen_envs/MetaMathQA-v0", dataset_path="some/data", num_train_problems=3, num_eval_problems=2
+    ).datasets()
+    assert json.loads(train[0]["env_kwargs"]) == {"dataset": "some/data"}
+    assert json.loads(held_out[0]["env_kwargs"]) == {"dataset": "some/data", "split": "validation"}
+    assert train["seed"] == [10000, 10001, 10002] and held_out["seed"] == [123, 124]
+
+
+def test_no_held_out_problems_means_no_evaluation():
+    assert RecipeArguments(env_id="ragen_envs/Sokoban-v0", num_eval_problems=0).datasets()[1] is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_train_problems", 0), ("num_eval_problems", -1)])
+def test_impossible_numbers_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}.*{value}"):
+        RecipeArguments(**{name: value})
+
+
+def test_models_inside_packages():
+    assert resolve_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert (Path(resolve_model("package:ragen_trl/rollout")) / "engine.py").is_file()
+    with pytest.raises(ValueError, match="no folder 'nowhere'"):
+        resolve_model("package:ragen_trl/nowhere")
+
+
+def test_a_broken_attention_package_is_left_aside(tmp_path, monkeypatch, caplog):
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    assert usable_attention("flash_attention_2") is None
+    assert "undefined symbol" in caplog.text
+    assert usable_attention("sdpa") == "sdpa" and usable_attention(None) is None
+
+
+def test_a_missing_network_is_explained(tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        run_grpo(
+            "ragen_envs/MetaMathQA-v0",
+            ROOT / "recipes/configs/metamath_qwen2.5-0.5b.yaml",
+            ROOT / "recipes/configs/quickstart_math.yaml",
+            ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)],
+        )
+    assert "quickstart_math.yaml" in str(stopped.value) and "meta-math/MetaMathQA" in str(stopped.value)
+
+
+@pytest.mark.parametrize("config", ACCELERATE, ids=lambda path: path.name)
+def test_accelerate_configs_load(config):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    loaded = load_config_from_file(str(config))
+    assert loaded.num_processes == {"cpu_2proc": 2, "multi_gpu": 8}.get(config.stem, 1)
