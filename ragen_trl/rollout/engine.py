@@ -24,6 +24,9 @@ from .workers import DeadlineExceeded, WorkerPool
 
 logger = logging.getLogger(__name__)
 
+# Rewards are compared in float32, where the variance of larger ones overflows; written so that NaN is out too.
+_REWARD_BOUND = 1e18
+
 
 @dataclass(frozen=True)
 class RolloutSettings:
@@ -308,7 +311,7 @@ class RolloutEngine:
             if outcome.taken - outcome.invalid >= left or outcome.ended:
                 break
             observation, reward, terminated, truncated, info = episode.env.step(action)
-            if not math.isfinite(reward):
+            if not abs(reward) < _REWARD_BOUND:
                 raise ValueError(f"the environment gave the reward {reward}")
             outcome.observation = _text(observation)
             outcome.taken += 1

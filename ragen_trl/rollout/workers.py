@@ -72,6 +72,7 @@ class WorkerPool:
         """
         jobs = [_Job(task) for task in tasks]
         while self._threads < min(self._num_workers, len(jobs)):
+            self._threads += 1
             self._start_thread()
         for job in jobs:
             self._jobs.put(job)
@@ -90,7 +91,6 @@ class WorkerPool:
         return job.result, job.seconds
 
     def _start_thread(self) -> None:
-        self._threads += 1
         threading.Thread(target=self._work, name="ragen-env", daemon=True).start()
 
     def _work(self) -> None:
