@@ -51,8 +51,8 @@ def make_env(env_id: str, **env_kwargs: Any) -> TextEnv:
 
     Args:
         env_id (`str`):
-            One of [`env_ids`], with or without `ragen_envs/` in front, or a user's own as `my_package:MyEnv-v0`: the
-            module is imported, which has to register the id with gymnasium.
+            One of [`env_ids`], with or without `ragen_envs/` in front, or a user's own: the id that it is registered
+            under with gymnasium, or `my_package:MyEnv-v0` to have the module imported that registers it.
         **env_kwargs:
             Arguments of the environment.
 
@@ -72,6 +72,8 @@ def make_env(env_id: str, **env_kwargs: Any) -> TextEnv:
 def _resolve(env_id: str) -> str:
     if not isinstance(env_id, str):
         raise UnknownEnvError(f"env_id={env_id!r} is not a text; give one of {', '.join(env_ids())}.")
+    if env_id in gymnasium.registry:
+        return env_id
     module, colon, name = env_id.rpartition(":")
     if colon:
         return _resolve_own(env_id, module, name)
