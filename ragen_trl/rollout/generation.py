@@ -166,19 +166,29 @@ class VLLMGenerator:
     Args:
         backend (`Any`):
             `trainer.vllm_generation`.
+        filler_id (`int`, *optional*, defaults to `0`):
+            Token of the prompts that make up for missing ones.
+        largest (`Callable[[int], int]`, *optional*):
+            Largest of the ranks' numbers. A vLLM shared by ranks (a server, tensor parallelism) takes the same number
+            of prompts from each. Defaults to this rank's own number.
     """
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, filler_id: int = 0, largest: Callable[[int], int] | None = None) -> None:
         self._backend = backend
+        self._filler_id = filler_id
+        self._largest = largest or (lambda number: number)
 
     def generate(self, trajectories: Sequence[Trajectory], max_new_tokens: Sequence[int]) -> list[Completion]:
+        prompts = [trajectory.context_ids for trajectory in trajectories]
+        prompts += [[self._filler_id]] * (self._largest(len(prompts)) - len(prompts))
+        if not prompts:
+            return []
         # Contexts differ between members of a group after the first turn: each is a prompt of its own.
-        _, token_ids, logprobs, _ = self._backend.generate(
-            prompts=[trajectory.context_ids for trajectory in trajectories], images=None, num_generations=1
-        )
+        _, token_ids, logprobs, _ = self._backend.generate(prompts=prompts, images=None, num_generations=1)
+        number = len(trajectories)
         return [
             Completion(list(ids[:limit]), [position[0] for position in values[:limit]])
-            for ids, values, limit in zip(token_ids, logprobs, max_new_tokens, strict=True)
+            for ids, values, limit in zip(token_ids[:number], logprobs[:number], max_new_tokens, strict=True)
         ]
 
 
@@ -235,7 +245,9 @@ class _StopString:
         self._tokenizer = tokenizer
         self._text = text
         pieces = tokenizer.batch_decode([[i] for i in range(len(tokenizer))], clean_up_tokenization_spaces=False)
-        self._candidates = torch.tensor([i for i, piece in enumerate(pieces) if text[-1] in piece])
+        # Special tokens are no part of the string, and finished rows are filled up with them.
+        special = {i for i in tokenizer.all_special_ids if text not in pieces[i]}
+        self._candidates = torch.tensor([i for i, p in enumerate(pieces) if text[-1] in p and i not in special])
         self._candidate_ids = frozenset(self._candidates.tolist())
         # Every token before the last adds at least one byte of the string, so this many tokens hold all of it.
         self._span = len(text.encode()) + 1

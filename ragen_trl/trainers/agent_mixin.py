@@ -158,12 +158,14 @@ class AgentMixin:
             self.accelerator.distributed_type == DistributedType.DEEPSPEED
             and self.accelerator.state.deepspeed_plugin.zero_stage == 3
         )
+        # A vLLM server, or one spread over ranks, waits for all of them too.
+        together = sharded or (self.args.use_vllm and self.accelerator.num_processes > 1)
         self._engine = RolloutEngine(
             settings,
             chat,
             self._make_generator(settings, chat, sharded),
             context_length=getattr(self.model.config.get_text_config(), "max_position_embeddings", None),
-            agree=self._any_rank if sharded else None,
+            agree=self._any_rank if together else None,
         )
         self._rows: Sequence[Mapping[str, Any]] = []
         self._summaries: dict[str, list[EpisodeSummary]] = {"train": [], "eval": []}
@@ -171,7 +173,8 @@ class AgentMixin:
 
     def _make_generator(self, settings: RolloutSettings, chat: ChatFormat, sharded: bool) -> Generator:
         if self.args.use_vllm:
-            return VLLMGenerator(self.vllm_generation)  # type: ignore[attr-defined]
+            backend = self.vllm_generation  # type: ignore[attr-defined]
+            return VLLMGenerator(backend, chat.tokenizer.pad_token_id, self._largest_of_ranks)
         return TransformersGenerator(
             self._model_for_generation,
             chat.tokenizer,
@@ -199,6 +202,9 @@ class AgentMixin:
     def _any_rank(self, playing: bool) -> bool:
         flag = torch.tensor([float(playing)], device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, reduction="sum").item())
+
+    def _largest_of_ranks(self, number: int) -> int:
+        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max().item())
 
     @property
     def _mode(self) -> str:
