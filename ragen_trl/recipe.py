@@ -139,18 +139,18 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     # Training
     ################
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    after = trainer.evaluate() if eval_dataset is not None else {}
+    if eval_dataset is not None:
+        trainer.evaluate()
 
     ################
     # Result
     ################
     trainer.save_model(training_args.output_dir)
+    trainer.save_state()
     if trainer.accelerator.is_main_process:
-        trainer.save_metrics("eval", after)
         history = trainer.state.log_history
-        before: dict[str, float] = next((row for row in history if row["step"] == 0 and "eval_loss" in row), {})
         picture = save_learning_curve(history, Path(training_args.output_dir) / "learning_curve.png")
-        print_summary(before, after, {"checkpoint": training_args.output_dir, "picture": str(picture)})
+        print_summary(history, {"checkpoint": training_args.output_dir, "picture": str(picture)})
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.dataset_path)
 

@@ -15,31 +15,43 @@ _SHOWN = {"success_rate": ".3f", "return": ".3f", "turns": ".2f", "invalid_actio
 _OTHERS = {"rollout/well_formed_rate": ".3f", "rollout/tokens_per_turn": ".1f", "completions/mean_length": ".1f"}
 
 
-def summary_table(before: Mapping[str, float], after: Mapping[str, float], places: Mapping[str, str]) -> Table:
+def evaluations(log_history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """
-    Table of an evaluation before and after training, and of where the results lie.
+    Rows of a run's history that are evaluations, in order.
 
     Args:
-        before (`Mapping[str, float]`):
-            Metrics of `Trainer.evaluate()` before training, empty if there was none.
-        after (`Mapping[str, float]`):
-            The same after training.
+        log_history (`Sequence[Mapping[str, Any]]`):
+            `trainer.state.log_history`.
+    """
+    return [row for row in log_history if "eval_loss" in row]
+
+
+def summary_table(log_history: Sequence[Mapping[str, Any]], places: Mapping[str, str]) -> Table:
+    """
+    Table of the first evaluation and the last, and of where the results lie.
+
+    Args:
+        log_history (`Sequence[Mapping[str, Any]]`):
+            `trainer.state.log_history`.
         places (`Mapping[str, str]`):
             What lies where.
     """
-    table = Table(title="Held-out problems", caption="\n".join(f"{k}: {v}" for k, v in places.items()))
+    caption = "\n".join(f"{what}: {where}" for what, where in places.items())
+    table = Table(title="Held-out problems", title_justify="left", caption=caption, caption_justify="left")
     table.add_column("metric")
-    for column in ("before", "after"):
-        table.add_column(column, justify="right")
-    for name, form in _rows(after):
-        values = [format(float(m[name]), form) if m.get(name) is not None else "-" for m in (before, after)]
+    rows = evaluations(log_history)
+    shown = [rows[0], rows[-1]] if len(rows) > 1 else rows
+    for row in shown:
+        table.add_column(f"step {row['step']}", justify="right")
+    for name, form in _metrics_shown(rows[-1] if rows else {}):
+        values = (format(float(row[name]), form) if row.get(name) is not None else "-" for row in shown)
         table.add_row(name.removeprefix("eval_"), *values)
     return table
 
 
-def print_summary(before: Mapping[str, float], after: Mapping[str, float], places: Mapping[str, str]) -> None:
+def print_summary(log_history: Sequence[Mapping[str, Any]], places: Mapping[str, str]) -> None:
     """Print [`summary_table`] to the terminal."""
-    Console().print(summary_table(before, after, places))
+    Console().print(summary_table(log_history, places))
 
 
 def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> Path:
@@ -82,7 +94,7 @@ def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
     return path
 
 
-def _rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def _metrics_shown(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for ending, form in _SHOWN.items():
         rows += [(n, form) for n in metrics if n.startswith("eval_env/") and n.rpartition("/")[2].startswith(ending)]
