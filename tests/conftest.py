@@ -1,5 +1,6 @@
 """What every test starts from: a quiet, offline, single-threaded process, a tiny random model and its tokenizer."""
 
+import copy
 import os
 
 
@@ -34,21 +35,23 @@ def _tokenizer():
 
 
 @pytest.fixture(scope="session")
-def _model(_tokenizer):
-    return build_model(_tokenizer)
+def _model(_tokenizer, tmp_path_factory):
+    model = build_model(_tokenizer)
+    folder = tmp_path_factory.mktemp("tiny-random")
+    # On disk too: TRL reads the reference model from where the model came from.
+    model.save_pretrained(folder)
+    _tokenizer.save_pretrained(folder)
+    model.config._name_or_path = str(folder)
+    return model
 
 
 @pytest.fixture
 def tokenizer(_tokenizer):
     """Byte-level BPE tokenizer with a ChatML template; a test may change its template."""
-    import copy
-
     return copy.deepcopy(_tokenizer)
 
 
 @pytest.fixture
 def model(_model):
     """Tiny random Llama; a test may train it."""
-    import copy
-
     return copy.deepcopy(_model).eval()

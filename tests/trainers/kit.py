@@ -1,0 +1,65 @@
+"""Small trainers for the tests."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from ragen_trl import RagenGRPOConfig, RagenGRPOTrainer, env_dataset
+
+
+def config(folder: Any, kind: type = RagenGRPOConfig, **changes: Any) -> Any:
+    """Exact and cheap: CPU, float32, 8 rollouts in 2 groups."""
+    episodes = {"max_tokens_per_turn": 12, "enable_think": False, "prompt_style": "compact"}
+    settings = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 160,
+        "max_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    return kind(**((settings | episodes if kind is RagenGRPOConfig else settings) | changes))
+
+
+def trainer(folder: Any, model: Any, tokenizer: Any, dataset: Any = None, kind: type = RagenGRPOTrainer, **kwargs: Any):
+    """A trainer on the counting environment, unless told otherwise; keywords that configs have go to the config."""
+    args = kwargs.pop("args", None) or config(folder, **kwargs.pop("settings", {}))
+    return kind(
+        model=copy.deepcopy(model),
+        args=args,
+        train_dataset=env_dataset("helpers:Counter-v0", 8) if dataset is None else dataset,
+        processing_class=tokenizer,
+        **kwargs,
+    )
+
+
+def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    """Equal to the last bit."""
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def moved(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(value, second[name]) for name, value in first.items())
+
+
+def logs(trainer: Any, key: str) -> list[float]:
+    """Values logged under a name, one per log line that has it."""
+    return [line[key] for line in trainer.state.log_history if key in line]
