@@ -21,6 +21,9 @@ from .agent_mixin import AgentMixin, AnyDataset, EpisodeReward
 from .grpo_config import RagenGRPOConfig
 
 
+_EMPTY_USER, _EMPTY_ANSWER = {"role": "user", "content": ""}, {"role": "assistant", "content": ""}
+
+
 class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
     """
     TRL's [`~trl.GRPOTrainer`] that plays an episode for each dataset row with an `env_id`.
@@ -123,7 +126,8 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns: list[str] = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
+        if self._engine is not None:
+            self._signature_columns = list(dict.fromkeys([*(self._signature_columns or []), *COLUMNS]))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # `rollout_func` gets the prompts alone, so the rows are put aside for it.
@@ -136,8 +140,9 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         if self._engine is None:
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         trajectories: list[Trajectory] = [row["trajectory"] for row in inputs]
-        prompts = [trajectory.prompt_messages for trajectory in trajectories]
-        completions = [trajectory.completion_messages for trajectory in trajectories]
+        # A failed episode may lack even a first message, which reward functions need not be ready for.
+        prompts = [trajectory.prompt_messages or [_EMPTY_USER] for trajectory in trajectories]
+        completions = [trajectory.completion_messages or [_EMPTY_ANSWER] for trajectory in trajectories]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         # Without any reward TRL leaves a row out of the group statistics and gives it no advantage.
         failed = gather(torch.tensor([trajectory.failed for trajectory in trajectories], device=rewards.device))
