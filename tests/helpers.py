@@ -184,8 +184,9 @@ class Faulty(Counter):
 
     def reset(self, *, seed=None, options=None):
         result = super().reset(seed=seed, options=options)
-        # Without a noise seed (the checker) everything is in order.
-        self.ill = self.noise_seed is not None and (self.members is None or self.noise_seed[1] in self.members)
+        # With the noise seeds of a checker everything is in order.
+        in_rollout = isinstance(self.noise_seed, tuple)
+        self.ill = in_rollout and (self.members is None or self.noise_seed[1] in self.members)
         if self.ill and self.fault in _RESET_FAULTS:
             return _RESET_FAULTS[self.fault](self, result)
         return result
@@ -241,7 +242,7 @@ class Mute(Counter):
 
     def step(self, action):
         observation, *rest = super().step(action)
-        return ("" if self.noise_seed is not None else observation), *rest
+        return ("" if isinstance(self.noise_seed, tuple) else observation), *rest
 
 
 for _class in (Counter, Awkward, Lottery, Faulty, Mute):

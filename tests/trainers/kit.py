@@ -63,3 +63,22 @@ def moved(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
 def logs(trainer: Any, key: str) -> list[float]:
     """Values logged under a name, one per log line that has it."""
     return [line[key] for line in trainer.state.log_history if key in line]
+
+
+class Recording(RagenGRPOTrainer):
+    """Keeps the episodes of every batch and the tensors made of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.batches: list[list[Any]] = []
+        self.outputs: list[dict[str, Any]] = []
+        super().__init__(*args, **kwargs)
+
+    def _rollout(self, prompts: Any, trainer: Any) -> Any:
+        result = super()._rollout(prompts, trainer)
+        self.batches.append(result["trajectory"])
+        return result
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        self.outputs.append({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in output.items()})
+        return output
