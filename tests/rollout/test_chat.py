@@ -24,7 +24,8 @@ QWEN3 = (
     "{{- '<think>\n' + thought + '\n</think>\n\n' }}{%- endif %}"
     "{{- text + '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
+    "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}"
 )
 R1 = (
     "{{- '<|begin|>' }}{%- for m in messages %}{%- if m.role == 'system' %}{{- m.content }}"
@@ -248,7 +249,10 @@ def test_text_that_looks_like_the_template_is_encoded_as_the_template_does(make)
     [
         (None, "no chat template"),
         (CHATML.partition("{%- if add_generation_prompt")[0], "no generation prompt"),
-        ("{%- set messages = messages | rejectattr('role', 'equalto', 'assistant') %}" + CHATML, "drops earlier answers"),
+        (
+            "{%- set messages = messages | rejectattr('role', 'equalto', 'assistant') %}" + CHATML,
+            "drops earlier answers",
+        ),
         (CHATML.replace("m['content']", "'x'"), "drops the content"),
         (CHATML.replace("m['content']", "(m['content'] if loop.first else 'x')"), "drops earlier answers"),
         (CHATML.replace("m['content']", "(m['content'] if loop.index0 < 2 else 'x')"), "user message that follows"),

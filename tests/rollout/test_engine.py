@@ -288,7 +288,8 @@ def test_ranks_are_asked_once_a_turn(tokenizer):
 def test_an_environment_without_an_observation_ends_its_own_episode(tokenizer):
     """A template may refuse an empty message; that is one episode's trouble."""
     tokenizer.chat_template = (
-        "{%- for m in messages %}{%- if not m.content %}{{- raise_exception('empty message') }}{%- endif %}{%- endfor %}"
+        "{%- for m in messages %}{%- if not m.content %}{{- raise_exception('empty message') }}{%- endif %}"
+        "{%- endfor %}"
         + tokenizer.chat_template
     )
     engine = engine_for(tokenizer, player(say("a"), say("win")), settings(prompt_style="compact"))

@@ -1,4 +1,4 @@
-"""Environments that break: one broken episode ends, all others are played, interrupts pass, and the program can end."""
+"""Environments that break: it ends alone, interrupts pass, and the program can end."""
 
 import subprocess
 import sys
@@ -70,9 +70,7 @@ def test_broken_constructor(tokenizer):
 
 
 def test_unknown_environment_in_the_middle_of_a_run(tokenizer):
-    broken, sound = engine_for(tokenizer).run(
-        [EpisodeSpec("sokobann", 1), EpisodeSpec("helpers:Counter-v0", 1)]
-    )
+    broken, sound = engine_for(tokenizer).run([EpisodeSpec("sokobann", 1), EpisodeSpec("helpers:Counter-v0", 1)])
     assert "Sokoban-v0" in broken.error and sound.success
 
 

@@ -184,7 +184,13 @@ def test_stop_string_is_found_once_wherever_it_is_cut(text):
     for trial in range(30):
         # Bytes and merged tokens at random, with the text put in as bytes, pieces or the tokenizer's own encoding.
         before = torch.randint(0, 256, (5,), generator=generator).tolist()
-        pieces = [text] if trial % 3 == 0 else list(text) if trial % 3 == 1 else [text[: len(text) // 2], text[len(text) // 2 :]]
+        pieces = (
+            [text]
+            if trial % 3 == 0
+            else list(text)
+            if trial % 3 == 1
+            else [text[: len(text) // 2], text[len(text) // 2 :]]
+        )
         ids = before + [i for piece in pieces for i in tokenizer(piece, add_special_tokens=False)["input_ids"]]
         hits = [n for n in range(1, len(ids) + 1) if stop.completes(ids[:n])]
         first = next(n for n in range(1, len(ids) + 1) if text in tokenizer.decode(ids[:n]))
@@ -218,9 +224,7 @@ class VLLM:
 
 def test_vllm_gets_each_context_as_a_prompt_of_its_own():
     backend = VLLM()
-    completions = VLLMGenerator(backend).generate(
-        [trajectory_of([1, 2], [3]), trajectory_of([1, 2], [4, 5])], [3, 2]
-    )
+    completions = VLLMGenerator(backend).generate([trajectory_of([1, 2], [3]), trajectory_of([1, 2], [4, 5])], [3, 2])
     assert backend.asked == [([[1, 2, 3], [1, 2, 4, 5]], None, 1)]
     assert [c.token_ids for c in completions] == [[100, 200, 300], [101, 201]]
     assert [c.logprobs for c in completions] == [[-1.0, -2.0, None], [-2.0, -2.0]]

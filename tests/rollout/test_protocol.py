@@ -31,7 +31,13 @@ WITH_THINKING = [
     ("<think>a</think><think>b</think><answer>Up</answer>", 1, True, "a</think><think>b", ("Up",)),
     ("<think>a</think> so <think>b</think> <answer>Up</answer>", 1, True, "a</think> so <think>b", ("Up",)),
     # An answer inside the thinking is not the answer.
-    ("<think>maybe <answer>Down</answer> no</think><answer>Up</answer>", 1, True, "maybe <answer>Down</answer> no", ("Up",)),
+    (
+        "<think>maybe <answer>Down</answer> no</think><answer>Up</answer>",
+        1,
+        True,
+        "maybe <answer>Down</answer> no",
+        ("Up",),
+    ),
     ("<think><think>go</think><answer>Up</answer>", 1, True, "<think>go", ("Up",)),
     ("<think>go</think><answer><answer>Up</answer></answer>", 1, True, "go", ("Up",)),
     ("<think>go</think><answer>Up<think></answer>", 1, True, "go", ("Up",)),

@@ -33,7 +33,9 @@ def config(folder: Any, kind: type = RagenGRPOConfig, **changes: Any) -> Any:
     return kind(**((settings | episodes if kind is RagenGRPOConfig else settings) | changes))
 
 
-def trainer(folder: Any, model: Any, tokenizer: Any, dataset: Any = None, kind: type = RagenGRPOTrainer, **kwargs: Any):
+def trainer(
+    folder: Any, model: Any, tokenizer: Any, dataset: Any = None, kind: type = RagenGRPOTrainer, **kwargs: Any
+):
     """A trainer on the counting environment, unless told otherwise; keywords that configs have go to the config."""
     args = kwargs.pop("args", None) or config(folder, **kwargs.pop("settings", {}))
     return kind(

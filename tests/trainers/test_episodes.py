@@ -257,9 +257,7 @@ def test_too_many_failures_stop_with_the_remedy(model, tokenizer, tmp_path):
 
 
 def test_interrupts_end_training(model, tokenizer, tmp_path):
-    interrupted = trainer(
-        tmp_path, model, tokenizer, faulty(8, "interrupt", [0, 1, 2, 3]), settings={"max_steps": 20}
-    )
+    interrupted = trainer(tmp_path, model, tokenizer, faulty(8, "interrupt", [0, 1, 2, 3]), settings={"max_steps": 20})
     with pytest.raises(KeyboardInterrupt):
         interrupted.train()
 
