@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import pandas as pd
 from datasets import Dataset, IterableDataset
 
 from ragen_envs import check_env, make_env
@@ -105,22 +106,25 @@ def check_rows(dataset: Dataset | IterableDataset, name: str, settings: RolloutS
             f"`{name}` lacks the column(s) {missing}; it has {sorted(columns)}. Rows that name environments need "
             "`prompt` (messages), `env_id`, `seed`, and optionally `env_kwargs`. `ragen_trl.env_dataset` makes them."
         )
-    for row in _distinct_envs(dataset):
+    rows = list(_telling_rows(dataset))
+    if not rows:
+        raise ValueError(f"`{name}` is empty. Give at least one row.")
+    for row in rows:
         spec = episode_spec(row)
         env = make_env(spec.env_id, **spec.env_kwargs)
         check_env(env)
         settings.limits_for(env)
 
 
-def _distinct_envs(dataset: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
+def _telling_rows(dataset: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
+    """One row of each environment, and one with an impossible seed if there is any; of a stream the first row."""
     if isinstance(dataset, IterableDataset):
         return [next(iter(dataset))]
     columns = [column for column in ("env_id", "env_kwargs") if column in dataset.column_names]
-    rows = dataset.select_columns(columns).to_pandas()
-    return [
-        {**dict.fromkeys(columns), **dataset[int(i)]}
-        for i in rows.astype(str).drop_duplicates().index  # str: dictionaries cannot be compared otherwise
-    ]
+    table = dataset.select_columns([*columns, "seed"]).to_pandas()
+    distinct = table[columns].astype(str).drop_duplicates().index  # str: dictionaries cannot be compared otherwise
+    impossible = table.index[~(pd.to_numeric(table["seed"], errors="coerce") >= 0)][:1]
+    return [{**dict.fromkeys(columns), **dataset[int(i)]} for i in [*distinct, *impossible]]
 
 
 def episode_spec(row: Mapping[str, Any], group: int = 0, noise_seed: tuple[int, ...] | None = None) -> EpisodeSpec:
@@ -137,23 +141,41 @@ def episode_spec(row: Mapping[str, Any], group: int = 0, noise_seed: tuple[int, 
             Seed of the randomness inside the episode.
 
     Raises:
-        ValueError: If `env_id` or `seed` is missing in the row.
+        ValueError: If `env_id` or `seed` is missing in the row, or a value cannot be used.
     """
     if not row.get("env_id") or row.get("seed") is None:
         raise ValueError(
             f"A row has env_id={row.get('env_id')!r} and seed={row.get('seed')!r}. In a dataset with environments "
             "every row must name its own: rows with and without environments cannot be mixed."
         )
-    kwargs = row.get("env_kwargs") or {}
-    if isinstance(kwargs, str):
-        kwargs = json.loads(kwargs)
-    else:
-        kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    if int(row["seed"]) < 0:
+        raise ValueError(f"A row has seed={row['seed']!r}; seeds are whole numbers of 0 or more.")
     return EpisodeSpec(
         env_id=row["env_id"],
         seed=int(row["seed"]),
-        env_kwargs=kwargs,
-        prompt=[message for message in row.get("prompt") or [] if message["content"]],
+        env_kwargs=_env_kwargs(row.get("env_kwargs") or {}),
+        prompt=_leading_messages(row.get("prompt") or []),
         group=group,
         noise_seed=noise_seed,
     )
+
+
+def _env_kwargs(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {key: item for key, item in value.items() if item is not None}
+    try:
+        kwargs = json.loads(value)
+    except (TypeError, ValueError):
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise ValueError(f"A row has env_kwargs={value!r}; give a mapping or the text of a JSON object.")
+    return kwargs
+
+
+def _leading_messages(prompt: Any) -> list[dict[str, str]]:
+    if isinstance(prompt, str) or not all(message["role"] in ("system", "user") for message in prompt):
+        raise ValueError(
+            f"A row has prompt={prompt!r}. In a dataset with environments it holds the leading messages of the "
+            "episode, a list of messages of the roles system and user: the model's own begin with its first turn."
+        )
+    return [message for message in prompt if message["content"]]

@@ -311,7 +311,7 @@ class RolloutEngine:
             if outcome.taken - outcome.invalid >= left or outcome.ended:
                 break
             observation, reward, terminated, truncated, info = episode.env.step(action)
-            if not abs(reward) < _REWARD_BOUND:
+            if not abs(float(reward)) < _REWARD_BOUND:
                 raise ValueError(f"the environment gave the reward {reward}")
             outcome.observation = _text(observation)
             outcome.taken += 1

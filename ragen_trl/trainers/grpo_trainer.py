@@ -102,7 +102,7 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         settings = self._episode_settings(args, train_dataset, eval_dataset)
         if settings is not None:
             _refuse_other_rollouts(rollout_func=rollout_func, **kwargs)
-            args = _for_episodes(args, settings)
+            args = _for_episodes(args, settings, reward_funcs)
             reward_funcs, reward_processing_classes = _with_episode_reward(reward_funcs, reward_processing_classes)
             rollout_func = self._rollout
         with warnings.catch_warnings():
@@ -127,7 +127,7 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         if self._engine is not None:
-            self._signature_columns = list(dict.fromkeys([*(self._signature_columns or []), *COLUMNS]))
+            self._signature_columns: list[str] = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # `rollout_func` gets the prompts alone, so the rows are put aside for it.
@@ -162,7 +162,7 @@ def _refuse_other_rollouts(**others: Any) -> None:
         )
 
 
-def _for_episodes(args: RagenGRPOConfig, settings: RolloutSettings) -> RagenGRPOConfig:
+def _for_episodes(args: RagenGRPOConfig, settings: RolloutSettings, reward_funcs: Any) -> RagenGRPOConfig:
     """A copy of `args` that knows of the additional reward and of the limits of a turn; the caller's is left alone."""
     if args.use_transformers_continuous_batching:
         raise ValueError(
@@ -170,6 +170,12 @@ def _for_episodes(args: RagenGRPOConfig, settings: RolloutSettings) -> RagenGRPO
         )
     args = copy.copy(args)
     if args.reward_weights is not None:
+        given = len(_as_list(reward_funcs))
+        if len(args.reward_weights) != given:
+            raise ValueError(
+                f"`reward_weights` has {len(args.reward_weights)} value(s) for {given} reward function(s). Give one "
+                "for each function in `reward_funcs`; the return of the episode comes on top with weight 1."
+            )
         args.reward_weights = [*args.reward_weights, 1.0]
     if args.use_vllm:  # TRL's backend takes sampling settings at construction only
         limits = {"max_tokens": settings.max_tokens_per_turn} if settings.max_tokens_per_turn else {}
@@ -179,8 +185,10 @@ def _for_episodes(args: RagenGRPOConfig, settings: RolloutSettings) -> RagenGRPO
 
 
 def _with_episode_reward(reward_funcs: Any, processing_classes: Any) -> tuple[list[Any], Any]:
-    funcs = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
     if processing_classes is not None:
-        given = processing_classes if isinstance(processing_classes, list) else [processing_classes]
-        processing_classes = [*given, None]
-    return [*funcs, EpisodeReward()], processing_classes
+        processing_classes = [*_as_list(processing_classes), None]
+    return [*_as_list(reward_funcs), EpisodeReward()], processing_classes
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
