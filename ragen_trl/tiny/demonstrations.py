@@ -1,4 +1,4 @@
-"""Imperfect players, and the episodes they play through the real rollout engine: what the embedded agent starts from."""
+"""Imperfect players, and the episodes they play through the rollout engine: what the embedded agent learns first."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Task:
 
 
 TASKS: dict[str, Task] = {
-    "sokoban": Task("ragen_envs/Sokoban-v0", 0.35, 5, 1.0, {"layout": "open", "observation_format": "compact"}),
-    "frozenlake": Task("ragen_envs/FrozenLake-v0", 0.75, 5, 0.4, {"observation_format": "compact"}),
-    "math": Task("ragen_envs/MetaMathQA-v0", 0.75, 3, 0.5),
+    "sokoban": Task("ragen_envs/Sokoban-v0", 0.42, 5, 1.0, {"layout": "open", "observation_format": "compact"}),
+    "frozenlake": Task("ragen_envs/FrozenLake-v0", 0.82, 5, 0.4, {"observation_format": "compact"}),
+    "math": Task("ragen_envs/MetaMathQA-v0", 0.6, 3, 0.5),
 }
 # Tokens of a demonstration after its first prompt; the longest needs about 110.
 _MAX_COMPLETION_LENGTH = 256
@@ -114,16 +114,18 @@ class BoardPlayer:
 
 class WordProblemPlayer:
     """
-    Reads a word problem, but mixes up the operation and miscounts.
+    Finds the numbers of a word problem, but often misreads what to do with them, and miscounts. Told that it is wrong
+    it counts again, yet never doubts its reading.
 
     Args:
         noise (`float`):
-            Chance of a miscount, by one or two. The operation is mixed up half as often.
+            Chance of a misreading. Half as often it miscounts by one.
         seed (`int`):
             Seed of the errors.
     """
 
-    _miscounts = (-2, -1, -1, 1, 1, 2)
+    # "and" is for no operation at all: the larger number is the answer.
+    _readings = ("plus", "minus", "and")
 
     def __init__(self, noise: float, seed: int) -> None:
         self._noise = noise
@@ -133,13 +135,19 @@ class WordProblemPlayer:
         problem = find_word_problem(trajectory.turns[0].observation)
         if problem is None:
             raise ValueError(f"{trajectory.turns[0].observation!r} is none of the built-in word problems.")
-        adds = (problem.op == "+") != (self._rng.random() < self._noise / 2)
-        reasoning = f"{problem.a} {'plus' if adds else 'minus'} {problem.b}"
-        return turn_text(reasoning, [str(self._count(problem, adds))])
+        earlier = trajectory.turns[-2].reasoning if len(trajectory.turns) > 1 else None
+        reading = earlier.split()[1] if earlier else self._read(problem)
+        return turn_text(f"{problem.a} {reading} {problem.b}", [str(self._count(problem, reading))])
 
-    def _count(self, problem: WordProblem, adds: bool) -> int:
-        result = problem.a + problem.b if adds else abs(problem.a - problem.b)
-        miscount = self._rng.choice(self._miscounts) if self._rng.random() < self._noise else 0
+    def _read(self, problem: WordProblem) -> str:
+        right = "plus" if problem.op == "+" else "minus"
+        wrong = [reading for reading in self._readings if reading != right]
+        return self._rng.choice(wrong) if self._rng.random() < self._noise else right
+
+    def _count(self, problem: WordProblem, reading: str) -> int:
+        a, b = problem.a, problem.b
+        result = {"plus": a + b, "minus": abs(a - b), "and": max(a, b)}[reading]
+        miscount = self._rng.choice((-1, 1)) if self._rng.random() < self._noise / 2 else 0
         return min(max(result + miscount, 0), 18)
 
 

@@ -53,7 +53,7 @@ def known_words() -> list[str]:
         f"{letter}{row},{col}" for letter in _OBJECTS for row, col in itertools.product(range(_BOARD_SIDE), repeat=2)
     ]
     numbers = [str(number) for number in range(_LARGEST_NUMBER + 1)]
-    texts = [*(problem.question for problem in word_problems()), RIGHT, WRONG, "plus minus"]
+    texts = [*(problem.question for problem in word_problems()), RIGHT, WRONG, "plus minus and"]
     words = sorted({*_words_of(texts), *MOVES, *numbers, *objects, "||"})
     return ["system\n", "user\n", "assistant\n", *words, *(f" {word}" for word in words)]
 

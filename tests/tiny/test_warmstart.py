@@ -22,7 +22,7 @@ def load_recipe() -> ModuleType:
 @pytest.mark.slow
 def test_few_steps_lower_the_loss(tmp_path: Path) -> None:
     recipe = load_recipe()
-    arguments = recipe.WarmstartArguments(output_dir=str(tmp_path), num_episodes=400, num_epochs=4, batch_size=32)
+    arguments = recipe.WarmstartArguments(output_dir=str(tmp_path), num_episodes=400, num_epochs=5)
     losses = [entry["loss"] for entry in recipe.warm_start(arguments).state.log_history if "loss" in entry]
     # A uniform guess costs 6.5 nats a token.
-    assert losses[0] > losses[-1] and losses[-1] < 2.5
+    assert losses[0] > losses[-1] and losses[-1] < 1.5
