@@ -170,6 +170,14 @@ class AgentMixin:
         self._rows: Sequence[Mapping[str, Any]] = []
         self._summaries: dict[str, list[EpisodeSummary]] = {"train": [], "eval": []}
         self._num_batches = 0
+        self._eval_episodes: int | None = None
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        loader = super().get_eval_dataloader(*args, **kwargs)  # type: ignore[misc]
+        if self._engine is not None:
+            sized = hasattr(loader.dataset, "__len__")
+            self._eval_episodes = len(loader.dataset) * self.num_generations_eval if sized else None
+        return loader
 
     def _make_generator(self, settings: RolloutSettings, chat: ChatFormat, sharded: bool) -> Generator:
         if self.args.use_vllm:
@@ -261,7 +269,10 @@ class AgentMixin:
         """Put the metrics of the episodes since the last log line where TRL's next one takes them from."""
         if self._engine is None:
             return
-        metrics = episode_metrics(self._summaries[self._mode])
+        summaries = self._summaries[self._mode]
+        if self._mode == "eval":  # accelerate fills the last batch with first rows, so that ranks have equally many
+            summaries = summaries[: self._eval_episodes]
+        metrics = episode_metrics(summaries)
         self._summaries[self._mode].clear()
         for name, value in metrics.items():
             self._metrics[self._mode][name] = [value]
