@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -110,7 +111,8 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     if not any(argument.split("=")[0] == "--config" for argument in argv):
         argv = ["--config", str(config), *argv]
     parser = TrlParser((RecipeArguments, RagenGRPOConfig, ModelConfig))
-    recipe, training_args, model_args = parser.parse_args_and_config(args=argv)
+    with _explained(offline_config):
+        recipe, training_args, model_args = parser.parse_args_and_config(args=argv)
     recipe.env_id = recipe.env_id or env_id
     if recipe.cpu_threads is not None:
         torch.set_num_threads(recipe.cpu_threads)
@@ -196,21 +198,25 @@ def resolve_model(name: str) -> str:
 
 @contextmanager
 def _explained(offline_config: Path) -> Iterator[None]:
-    """Tell how to go on where the model or the data cannot be had."""
+    """Tell how to go on where the machine lacks what the settings need."""
     try:
         yield
     except UnknownEnvError:
         raise
     except (OSError, ValueError) as error:
-        if not _is_about_the_network(error):
+        missing = _what_is_missing(str(error))
+        if missing is None:
             raise
         raise SystemExit(
-            f"{error}\n\nThe model or the data could not be loaded from the Hub. Without a network, run the same "
-            f"recipe on what ships with the package:\n\n    --config {offline_config}\n\nor name local "
-            "copies with `--model_name_or_path` and `--dataset_path`."
+            f"{error}\n\n{missing} The same recipe trains what ships with the package on a CPU without a network:\n\n"
+            f"    --config {os.path.relpath(offline_config)}\n\n"
+            "Local copies of a model and of data are named with `--model_name_or_path` and `--dataset_path`."
         ) from error
 
 
-def _is_about_the_network(error: BaseException) -> bool:
-    text = str(error)
-    return any(hint in text for hint in ("huggingface.co", "Hub", "offline", "couldn't connect"))
+def _what_is_missing(error: str) -> str | None:
+    if "bf16/gpu" in error:
+        return "These settings are for a GPU."
+    if any(hint in error for hint in ("huggingface.co", "Hub", "offline", "couldn't connect")):
+        return "The model or the data could not be loaded from the Hub."
+    return None

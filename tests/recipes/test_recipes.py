@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from trl import ModelConfig, TrlParser
 
@@ -97,15 +98,28 @@ def test_a_broken_attention_package_is_left_aside(tmp_path, monkeypatch, caplog)
     assert usable_attention("sdpa") == "sdpa" and usable_attention(None) is None
 
 
-def test_a_missing_network_is_explained(tmp_path):
+@pytest.mark.parametrize(
+    ("argv", "cause"),
+    [
+        (["--bf16", "false", "--use_cpu", "true"], "meta-math/MetaMathQA"),
+        (["--bf16", "false", "--use_cpu", "true", "--dataset_path", "questions.jsonl"], "Qwen/Qwen2.5-0.5B-Instruct"),
+        ([], "bf16/gpu"),
+    ],
+)
+def test_what_is_missing_is_explained(argv, cause, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"query": f"What is {n}?", "response": f"The answer is: {n}"} for n in range(50)]
+    Path("questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    if cause == "bf16/gpu" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
     with pytest.raises(SystemExit) as stopped:
         run_grpo(
             "ragen_envs/MetaMathQA-v0",
             ROOT / "recipes/configs/metamath_qwen2.5-0.5b.yaml",
             ROOT / "recipes/configs/quickstart_math.yaml",
-            ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)],
+            ["--output_dir", str(tmp_path), *argv],
         )
-    assert "quickstart_math.yaml" in str(stopped.value) and "meta-math/MetaMathQA" in str(stopped.value)
+    assert "quickstart_math.yaml" in str(stopped.value) and cause in str(stopped.value)
 
 
 @pytest.mark.parametrize("config", ACCELERATE, ids=lambda path: path.name)
