@@ -227,6 +227,14 @@ def test_instances_are_used_again_without_a_trace(tokenizer, monkeypatch):
     assert len(made) == 7, "an instance made with other arguments was used"
 
 
+def test_instances_of_rows_with_arguments_of_their_own_do_not_pile_up(tokenizer):
+    engine = engine_for(tokenizer, player(say("win")))
+    for batch in range(12):
+        specs = [EpisodeSpec("helpers:Counter-v0", 1, {"pay": 1.0 + 100 * batch + i}) for i in range(64)]
+        assert all(t.success for t in engine.run(specs))
+    assert sum(map(len, engine._idle.values())) <= 256 + 64
+
+
 def test_two_episodes_never_share_an_instance(tokenizer):
     """With fewer idle instances than episodes, and many threads, no episode may fail or meet another's state."""
     engine = engine_for(tokenizer, player(say("a"), say("win")), settings(env_workers=16))
@@ -289,8 +297,7 @@ def test_an_environment_without_an_observation_ends_its_own_episode(tokenizer):
     """A template may refuse an empty message; that is one episode's trouble."""
     tokenizer.chat_template = (
         "{%- for m in messages %}{%- if not m.content %}{{- raise_exception('empty message') }}{%- endif %}"
-        "{%- endfor %}"
-        + tokenizer.chat_template
+        "{%- endfor %}" + tokenizer.chat_template
     )
     engine = engine_for(tokenizer, player(say("a"), say("win")), settings(prompt_style="compact"))
     specs = [EpisodeSpec("helpers:Mute-v0", 1, noise_seed=(1,)), EpisodeSpec("helpers:Counter-v0", 1)]

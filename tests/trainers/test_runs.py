@@ -1,12 +1,15 @@
 """Whole runs: variants of the algorithm, evaluation, checkpoints, the model card."""
 
+import inspect
 import math
 from math import comb
 from statistics import fmean
 
 import pytest
 import torch
+from datasets import Dataset
 from kit import Recording, assert_same, config, logs, moved, parameters, trainer
+from trl.models import unwrap_model_for_generation
 
 from ragen_trl import RagenGRPOTrainer, env_dataset
 
@@ -156,6 +159,31 @@ def test_other_data_given_to_evaluate(model, tokenizer, tmp_path):
     plain = env_dataset("helpers:Lottery-v0", 2).remove_columns(["env_id"])
     with pytest.raises(ValueError, match="every row must name its own"):
         made.evaluate(plain)
+
+
+def test_episodes_for_a_trainer_built_without_them_are_refused(model, tokenizer, tmp_path):
+    plain = Dataset.from_dict({"prompt": [[{"role": "user", "content": "x"}]] * 4})
+    made = trainer(tmp_path, model, tokenizer, plain, reward_funcs=lambda completions, **kwargs: [0.0] * 8)
+    with pytest.raises(ValueError, match="Give it as `train_dataset` or `eval_dataset`"):
+        made.evaluate(env_dataset("helpers:Counter-v0", 2))
+
+
+def test_settings_of_gradient_checkpointing_outlive_a_rollout(model, tokenizer, tmp_path):
+    """As in plain TRL, which from 1.16 on hands them back after generation."""
+    if "gradient_checkpointing_kwargs" not in inspect.signature(unwrap_model_for_generation).parameters:
+        pytest.skip("this TRL drops them itself")
+    settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    made = trainer(tmp_path, model, tokenizer, settings=settings | {"max_steps": 1})
+    seen = []
+    original = made.model.gradient_checkpointing_enable
+
+    def note(gradient_checkpointing_kwargs=None, **others):
+        seen.append(gradient_checkpointing_kwargs)
+        return original(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs, **others)
+
+    made.model.gradient_checkpointing_enable = note
+    made.train()
+    assert seen and all(kwargs == {"use_reentrant": True} for kwargs in seen)
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["plain", "reuse"])
