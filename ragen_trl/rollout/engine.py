@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Rewards are compared in float32, where the variance of larger ones overflows; written so that NaN is out too.
 _REWARD_BOUND = 1e18
+# Where every row has arguments of its own its instance is not met again, and keeping them all would fill the memory.
+_MOST_IDLE_KINDS = 256
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,9 @@ class RolloutEngine:
             self._advance(live, completions)
         for episode in episodes:
             self._finish(episode)
+        if len(self._idle) > _MOST_IDLE_KINDS:
+            met = {_pool_key(spec) for spec in specs}
+            self._idle = defaultdict(list, {key: envs for key, envs in self._idle.items() if key in met})
         trajectories = [episode.trajectory for episode in episodes]
         _warn_of_failures(trajectories)
         return trajectories

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 AnyDataset: TypeAlias = Dataset | IterableDataset
+
+# TRL 1.12 has no such argument.
+_KEEPS_CHECKPOINTING = "gradient_checkpointing_kwargs" in inspect.signature(unwrap_model_for_generation).parameters
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -196,12 +200,14 @@ class AgentMixin:
     def _model_for_generation(self) -> Iterator[Any]:
         # TRL's own way in, so that FSDP, ZeRO-3 and gradient checkpointing are handled as in plain TRL. `_dist` is
         # private: tests/trainers/test_seams.py tells when TRL changes it.
+        checkpointing = {"gradient_checkpointing_kwargs": self.args.gradient_checkpointing_kwargs}
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
                 self.accelerator,
                 gather_deepspeed3_params=self.args.ds3_gather_for_generation,
                 generation_kwargs=self.generation_kwargs,  # type: ignore[attr-defined]
+                **(checkpointing if _KEEPS_CHECKPOINTING else {}),
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),  # type: ignore[attr-defined]
         ):

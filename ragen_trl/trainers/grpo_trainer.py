@@ -130,6 +130,11 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
             self._signature_columns: list[str] = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._engine is None and self.rollout_func is None and "env_id" in inputs[0]:
+            raise ValueError(
+                "The rows name environments (column `env_id`), but the trainer was built without such data and plays "
+                "no episodes. Give it as `train_dataset` or `eval_dataset` to the trainer."
+            )
         # `rollout_func` gets the prompts alone, so the rows are put aside for it.
         self._rows = inputs
         return super()._generate_and_score_completions(inputs)
