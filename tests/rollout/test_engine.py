@@ -85,6 +85,7 @@ def test_turns_over_their_token_limit_are_cut_and_stay_open(tokenizer):
     trajectory = play(tokenizer, "word " * 100, settings=settings(max_tokens_per_turn=10, max_turns=2))
     assert [len(turn.token_ids) for turn in trajectory.turns] == [10, 10]
     assert all(turn.cut and not turn.well_formed and turn.format_penalty == -0.1 for turn in trajectory.turns)
+    assert sum(trajectory.env_mask) == 20, "what is kept of a cut answer is trained"
     assert trajectory.closing_ids == [], "a cut episode must look cut"
     # The next turn nevertheless starts after a proper end of turn.
     assert trajectory.turns[1].context_ids[0] == tokenizer.eos_token_id
@@ -112,6 +113,11 @@ def test_token_budget_plays_whole_turns_only(tokenizer, budget):
     assert len(trajectory.completion_ids) <= budget
     number = len(trajectory.turns)
     assert trajectory.turns == whole.turns[:number]
+    used = 0
+    for turn in trajectory.turns:  # each had room for the longest answer when it began
+        used += 0 if turn is trajectory.turns[0] else len(turn.context_ids)
+        assert used + 64 <= budget
+        used += len(turn.token_ids)
     if number < 4:
         assert trajectory.stop_reason == "token_budget"
         next_turn = whole.turns[number]

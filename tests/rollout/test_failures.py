@@ -1,9 +1,11 @@
 """Environments that break: it ends alone, interrupts pass, and the program can end."""
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,16 @@ print(engine_for(build_tokenizer(), episode_timeout=0.2).run(specs_for("sleep", 
         check=True,
     )
     assert result.stdout.strip() == "timeout"
+
+
+def test_a_finished_engine_is_let_go(tokenizer):
+    """Its threads live on; they must not keep the engine, and with it the model, in memory."""
+    engine = engine_for(tokenizer)
+    engine.run(specs_for("step"))
+    reference = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert reference() is None
 
 
 def test_worker_pool_keeps_the_order_and_catches_everything():
