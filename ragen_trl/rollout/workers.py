@@ -99,3 +99,4 @@ class WorkerPool:
             job.run()
             if job.abandoned:  # a replacement is already at work
                 return
+            del job  # an idle thread would keep it alive, and with it the episodes, the engine and the model

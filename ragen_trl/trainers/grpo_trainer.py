@@ -46,8 +46,9 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
             [`~ragen_trl.env_dataset`].
         eval_dataset (*optional*):
             Like `train_dataset`, or a dictionary of such.
-        **kwargs:
-            All other arguments of [`~trl.GRPOTrainer`].
+        processing_class, reward_processing_classes, callbacks, optimizers, quantization_config, peft_config, tools, \
+        rollout_func, environment_factory (*optional*):
+            As for [`~trl.GRPOTrainer`]. The last three are for data without environments.
 
     Raises:
         ValueError: If the data cannot be played: unknown `env_id`, missing columns, an environment that breaks the
@@ -93,15 +94,18 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         reward_processing_classes: Any = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: list[Callable[..., Any]] | None = None,
         rollout_func: Callable[..., dict[str, Any]] | None = None,
-        **kwargs: Any,
+        environment_factory: Any = None,
     ) -> None:
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = RagenGRPOConfig(f"{name.rstrip('/').split('/')[-1]}-RAGEN-GRPO")
         settings = self._episode_settings(args, train_dataset, eval_dataset)
         if settings is not None:
-            _refuse_other_rollouts(rollout_func=rollout_func, **kwargs)
+            _refuse_others(rollout_func=rollout_func, tools=tools, environment_factory=environment_factory)
             args = _for_episodes(args, settings, reward_funcs)
             reward_funcs, reward_processing_classes = _with_episode_reward(reward_funcs, reward_processing_classes)
             rollout_func = self._rollout
@@ -118,8 +122,11 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
                 reward_processing_classes=reward_processing_classes,
                 callbacks=callbacks,
                 optimizers=optimizers,
+                quantization_config=quantization_config,
+                peft_config=peft_config,
+                tools=tools,
                 rollout_func=rollout_func,
-                **kwargs,
+                environment_factory=environment_factory,
             )
         if settings is not None:
             self._start_engine(settings)
@@ -158,8 +165,8 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         super().log(logs, start_time)
 
 
-def _refuse_other_rollouts(**others: Any) -> None:
-    given = [name for name in ("rollout_func", "tools", "environment_factory") if others.get(name)]
+def _refuse_others(**others: Any) -> None:
+    given = [name for name, value in others.items() if value]
     if given:
         raise ValueError(
             f"The data name environments (column `env_id`), and {given} was given too. Episodes come from one place: "
