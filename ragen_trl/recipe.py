@@ -127,7 +127,7 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
         "dtype": model_args.dtype,
     }
     training_args.eval_on_start = eval_dataset is not None and recipe.eval_before
-    with _explained(offline_config):
+    with _explained(offline_config, f"{model_args.model_name_or_path!r} or {recipe.dataset_path or recipe.env_id!r}"):
         trainer = RagenGRPOTrainer(
             model=resolve_model(model_args.model_name_or_path),
             args=training_args,
@@ -197,14 +197,14 @@ def resolve_model(name: str) -> str:
 
 
 @contextmanager
-def _explained(offline_config: Path) -> Iterator[None]:
+def _explained(offline_config: Path, loaded: str = "the settings") -> Iterator[None]:
     """Tell how to go on where the machine lacks what the settings need."""
     try:
         yield
     except UnknownEnvError:
         raise
     except (OSError, ValueError) as error:
-        missing = _what_is_missing(str(error))
+        missing = _what_is_missing(str(error), loaded)
         if missing is None:
             raise
         raise SystemExit(
@@ -214,9 +214,9 @@ def _explained(offline_config: Path) -> Iterator[None]:
         ) from error
 
 
-def _what_is_missing(error: str) -> str | None:
+def _what_is_missing(error: str, loaded: str) -> str | None:
     if "bf16/gpu" in error:
         return "These settings are for a GPU."
     if any(hint in error for hint in ("huggingface.co", "Hub", "offline", "couldn't connect")):
-        return "The model or the data could not be loaded from the Hub."
+        return f"From the Hub could not be loaded: {loaded}."
     return None
