@@ -59,7 +59,10 @@ def build_tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFa
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    corpus = [" ".join(AWKWARD), "You are an agent. The state of the board. Think, then answer. Up Down Left Right"] * 4
+    corpus = [
+        " ".join(AWKWARD),
+        "You are an agent. The state of the board. Think, then answer. Up Down Left Right",
+    ] * 4
     trainer = trainers.BpeTrainer(
         vocab_size=360, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
@@ -68,7 +71,10 @@ def build_tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFa
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     pieces = ["<think>", "</think>", "<answer>", "</answer>"]
     pieces += [f"{word}</answer>" for word in _WORDS] + [f"{word}</think><answer>" for word in _WORDS]
-    pieces += [f"</think><answer>{a}||{b}</answer>" for a in _WORDS for b in _WORDS[:3]] + ["</answer>\n", "</answer>!?"]
+    pieces += [f"</think><answer>{a}||{b}</answer>" for a in _WORDS for b in _WORDS[:3]] + [
+        "</answer>\n",
+        "</answer>!?",
+    ]
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     tokenizer.chat_template = chat_template
     return tokenizer
@@ -168,8 +174,12 @@ class Lottery(TextEnv):
     def step(self, action):
         valid = not action.startswith("§") and bool(action)
         pay = float(self.noise.normal()) if valid else 0.0
-        return "drawn" if valid else f"ticket {0}", pay, valid, False, step_info(
-            success=pay > 0, valid=valid, effective=valid
+        return (
+            "drawn" if valid else f"ticket {0}",
+            pay,
+            valid,
+            False,
+            step_info(success=pay > 0, valid=valid, effective=valid),
         )
 
 
