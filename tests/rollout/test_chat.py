@@ -4,6 +4,8 @@ import logging
 
 import pytest
 from helpers import CHATML, build_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from ragen_trl.rollout import ChatFormat
 
@@ -134,6 +136,23 @@ def test_a_dialogue_built_by_appending_is_the_dialogue_rendered_whole(make, name
     assert name in ("plain", "mistral") or ids == encode(chat.tokenizer, expected)[: len(ids)]
     assert chat.tokenizer.decode(ids) == expected.rstrip("\n")
     assert chat.tokenizer.decode(ids).count("observation") == 2
+
+
+def test_a_tag_that_merges_with_the_prompt_is_encoded_with_it():
+    """The model is to see the tokens that the whole text has, also where the tag is spelled out in pieces."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        ["\n<t", "\n<t"], trainers.BpeTrainer(vocab_size=258, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", chat_template=CHATML)
+    chat = ChatFormat(tokenizer, "<think>")
+    text = render(tokenizer, [USER])
+    assert encode(tokenizer, text) + encode(tokenizer, "<think>") != encode(tokenizer, text + "<think>")
+    assert chat.prompt_ids([USER]) == encode(tokenizer, text + "<think>")
+    assert chat.observation_ids("x", None)[-7:] == encode(tokenizer, text + "<think>")[-7:]
 
 
 def test_mistral_style_prompt_ends_with_the_mark_of_the_turn(make):

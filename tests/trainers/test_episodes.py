@@ -109,8 +109,14 @@ def test_groups_share_their_start_and_differ_afterwards(trained):
             assert len({t.spec.noise_seed for t in group}) == 4
             assert len({tuple(t.completion_ids) for t in group}) > 1
         assert batch[0].spec.seed != batch[4].spec.seed
-    noise = {t.spec.noise_seed for t in episodes_of(recording)}
-    assert len(noise) == 16, "luck repeats from step to step"
+
+
+def test_a_problem_met_again_has_other_luck(model, tokenizer, tmp_path):
+    recording = trainer(tmp_path, model, tokenizer, env_dataset("helpers:Counter-v0", 2), kind=Recording)
+    recording.train()
+    first, second = ({t.spec.noise_seed for t in batch} for batch in recording.batches)
+    assert {seed for seed, *_ in first} == {seed for seed, *_ in second} == {0, 1}
+    assert len(first) == len(second) == 8 and not first & second
 
 
 def rows_of(output, i):
@@ -216,6 +222,14 @@ def test_training_goes_on_with_failures_and_counts_them(model, tokenizer, tmp_pa
         assert line["env/Faulty-v0/failure_rate"] == line["rollout/failure_rate"] == pytest.approx(rate)
         assert line["rollout/stop/error"] == pytest.approx(rate)
     assert sum(t.failed for t in episodes_of(recording)) >= 4
+    sampled_and_lost = 0
+    for output, batch in zip(recording.outputs, recording.batches, strict=True):
+        trained = (output["completion_mask"] * output["tool_mask"]).sum(1).tolist()
+        for count, trajectory in zip(trained, batch, strict=True):
+            sampled = sum(len(turn.token_ids) for turn in trajectory.turns)
+            assert count == (0 if trajectory.failed else sampled)
+            sampled_and_lost += sampled if trajectory.failed else 0
+    assert sampled_and_lost > 0, "no episode failed after its first turn"
     assert "episodes failed and are left out of training" in caplog.text
 
 
