@@ -20,7 +20,7 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ragen_envs import UnknownEnvError
 
-from .report import print_summary, save_learning_curve
+from .report import evaluations, print_summary, save_learning_curve
 from .rollout.dataset import env_dataset
 from .trainers.grpo_config import RagenGRPOConfig
 from .trainers.grpo_trainer import RagenGRPOTrainer
@@ -141,7 +141,8 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     # Training
     ################
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    if eval_dataset is not None:
+    done = evaluations(trainer.state.log_history)
+    if eval_dataset is not None and not (done and done[-1]["step"] == trainer.state.global_step):
         trainer.evaluate()
 
     ################

@@ -65,7 +65,6 @@ def training_config(arguments: WarmstartArguments) -> SFTConfig:
         warmup_steps=50,
         weight_decay=0.0,
         adam_beta2=0.98,
-        disable_tqdm=True,
         logging_steps=50,
         save_strategy="no",
         report_to="none",
