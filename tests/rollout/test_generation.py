@@ -123,8 +123,8 @@ def test_a_turn_that_ends_at_its_limit_exactly(model, tokenizer):
 
 def test_end_of_turn_token_that_is_not_the_end_token(model, tokenizer):
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    (completion,), _, _ = sample(model, tokenizer, [[10, end_of_turn, 11]], stop_ids=[end_of_turn])
-    assert completion.token_ids == [10, end_of_turn]
+    (completion,), _, calls = sample(model, tokenizer, [[10, end_of_turn, 11]], stop_ids=[end_of_turn])
+    assert completion.token_ids == [10, end_of_turn] and calls == 2
     (completion,), _, _ = sample(build_model(tokenizer).eval(), tokenizer, [[10, tokenizer.eos_token_id, 11]],
                                  stop_ids=[end_of_turn])  # fmt: skip
     assert completion.token_ids == [10, tokenizer.eos_token_id]
@@ -160,6 +160,16 @@ def test_greedy(model, tokenizer):
     generator = generator_for(model, tokenizer, do_sample=False)
     first, second = (generator.generate([trajectory_of([3, 4, 5])], [12])[0] for _ in range(2))
     assert first == second and all(value <= 0 for value in first.logprobs)
+
+
+def test_repetition_penalty_is_applied(model, tokenizer):
+    texts = [
+        generator_for(model, tokenizer, do_sample=False, repetition_penalty=penalty, eos_token_id=None, stop_string="")
+        .generate([trajectory_of([3, 4, 5])], [40])[0]
+        .token_ids
+        for penalty in (1.0, 8.0)
+    ]
+    assert len(set(texts[0])) < len(set(texts[1]))
 
 
 def test_the_callers_configuration_is_left_alone(model, tokenizer):

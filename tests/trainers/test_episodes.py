@@ -76,6 +76,13 @@ def test_metrics_are_those_of_the_episodes(trained):
             "completions/max_length": max(sum(t.env_mask) for t in batch),
         }
         assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+        drifted = 0
+        for trajectory in batch:
+            messages = trajectory.prompt_messages + trajectory.completion_messages
+            text = recording.processing_class.apply_chat_template(messages, tokenize=False)
+            again = recording.processing_class(text)["input_ids"]
+            drifted += again[: len(trajectory.context_ids)] != trajectory.context_ids
+        assert line["rollout/retokenization_drift"] == pytest.approx(drifted / len(batch)) and drifted > 0
         reasons = {name: value for name, value in line.items() if name.startswith("rollout/stop/")}
         assert sum(reasons.values()) == pytest.approx(1.0) and len(reasons) == 7
         assert 0 < line["rollout/well_formed_rate"] < 1, "the sample is too simple to show anything"
@@ -296,6 +303,24 @@ def test_truncated_episodes_are_masked_whole_on_request(model, tokenizer, tmp_pa
     for i, was_cut in enumerate(cut):
         assert (output["completion_mask"][i].sum() == 0) == was_cut
         assert ((output["completion_mask"][i] * output["tool_mask"][i]).sum() == 0) == was_cut
+
+
+def test_turns_end_at_the_templates_own_end_token(model, tokenizer, tmp_path):
+    """Llama 3 style: the end of a turn is not the tokenizer's end token, and the model stops at either."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|eot|>"]})
+    model.resize_token_embeddings(len(tokenizer))
+    end = tokenizer.convert_tokens_to_ids("<|eot|>")
+    with torch.no_grad():  # likely, so that it is sampled
+        model.get_input_embeddings().weight[end] = 1.5 * model.get_input_embeddings().weight[tokenizer.eos_token_id]
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|eot|>")
+    recording = trainer(tmp_path, model, tokenizer, kind=Recording, settings={"mask_truncated_completions": True})
+    recording.train()
+    turns = [turn for t in episodes_of(recording) for turn in t.turns]
+    ended = [turn for turn in turns if end in turn.token_ids]
+    assert ended and all(turn.token_ids.index(end) == len(turn.token_ids) - 1 and not turn.cut for turn in ended)
+    # Finished episodes are not taken for cut ones.
+    for line, batch in zip(recording.state.log_history, recording.batches, strict=False):
+        assert line["completions/clipped_ratio"] == pytest.approx(fmean(t.turns[-1].cut for t in batch))
 
 
 def test_the_callers_arguments_are_left_alone(model, tokenizer, tmp_path):

@@ -124,6 +124,15 @@ def test_a_shared_vllm_gets_equal_numbers_and_gives_each_rank_its_own(ranks):
     assert len(first["asked"]) == 4
 
 
+def test_training_with_a_shared_vllm(ranks):
+    first, second = both(ranks, "vllm_training")
+    turns = [max(e["turns"] for e in rank["batches"][0]) for rank in (first, second)]
+    assert turns[0] < turns[1], "the ranks were to need different numbers of turns"
+    assert first["asked"] == second["asked"] and len(first["asked"]) == turns[1]
+    assert all(a == b for a, b in first["asked"])
+    assert first["after"] == second["after"]
+
+
 def test_sharded_models_run_as_often_on_all_ranks(ranks):
     first, second = both(ranks, "sharded")
     assert first["turns"] == [1] and second["turns"] == [4]

@@ -14,6 +14,7 @@ import torch  # noqa: E402
 from accelerate.utils import gather, gather_object  # noqa: E402
 from helpers import build_model, build_tokenizer  # noqa: E402
 from kit import Recording, config, trainer  # noqa: E402
+from trl.trainer import grpo_trainer  # noqa: E402
 
 from ragen_trl import env_dataset  # noqa: E402
 from ragen_trl.rollout import (  # noqa: E402
@@ -156,6 +157,32 @@ def shared_vllm():
     return {"asked": backend.asked, "turns": [len(t.turns) for t in played], "right": right}
 
 
+class TrainerBackend(Backend):
+    """The same in a trainer's place for vLLM; every answer is another length, so that ranks drift apart."""
+
+    def __init__(self, accelerator, **others):
+        super().__init__(accelerator)
+
+    def sync_weights(self):
+        pass
+
+    def generate(self, prompts, images, num_generations):
+        own, ids, values, rest = super().generate(prompts, images, num_generations)
+        # Every other rank-0 answer ends its episode early by using up its actions.
+        many = TOKENIZER("a||b||c</answer>", add_special_tokens=False)["input_ids"]
+        ids = [many if self.accelerator.process_index == 0 else row for row in ids]
+        return own, ids, [[[-1.0]] * len(row) for row in ids], rest
+
+
+def vllm_training():
+    grpo_trainer.VLLMGeneration = TrainerBackend
+    grpo_trainer.is_vllm_available = lambda *args, **kwargs: True
+    settings = {"use_vllm": True, "vllm_mode": "colocate", "max_actions": 5, "max_turns": 4, "max_steps": 1}
+    made = make("vllm_training", settings=settings | {"max_tokens_per_turn": 24, "max_completion_length": 400})
+    made.train()
+    return report(made) | {"asked": made.vllm_generation.asked}
+
+
 class Counting:
     def __init__(self):
         self.calls = 0
@@ -178,7 +205,8 @@ def sharded():
 
 if __name__ == "__main__":
     cases = (
-        straddling, one_rank_idle, too_many_failures, evaluation, evaluation_first, shared_vllm, sharded,
+        straddling, one_rank_idle, too_many_failures, evaluation, evaluation_first, shared_vllm, vllm_training,
+        sharded,
     )  # fmt: skip
     results = {case.__name__: case() for case in cases}
     rank = int(torch.distributed.get_rank())
