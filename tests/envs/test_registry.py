@@ -69,12 +69,17 @@ def test_unknown_id_names_the_nearest_and_all_valid_ones(env_id, nearest):
     assert all(valid in str(error.value) for valid in env_ids())
 
 
-@pytest.mark.parametrize("env_id", ["", "CartPole-v1", "zzzz", None, 3])
+@pytest.mark.parametrize("env_id", ["", "zzzz", None, 3])
 def test_unknown_id_without_a_near_name_lists_the_valid_ones(env_id):
     with pytest.raises(UnknownEnvError) as error:
         make_env(env_id)
     assert "Did you mean" not in str(error.value)
     assert all(valid in str(error.value) for valid in env_ids())
+
+
+def test_environments_of_gymnasium_that_are_no_text_games_are_refused():
+    with pytest.raises(ContractError, match="instruction"):
+        make_env("CartPole-v1")
 
 
 @pytest.mark.parametrize("env_id", env_ids())
