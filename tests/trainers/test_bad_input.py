@@ -48,19 +48,19 @@ class Rude(Counter):
         return super().step(action)
 
 
-class Bare(Counter):
+class Unlimited(Counter):
     """Says nothing of its limits."""
 
     limits = None
 
 
-for _class in (Rude, Bare):
+for _class in (Rude, Unlimited):
     gymnasium.register(f"{_class.__name__}-v0", entry_point=_class, disable_env_checker=True, order_enforce=False)
 
 
 def test_environments_that_break_the_contract(make):
     refused(make(env_dataset("Rude-v0", 2)), "Rude", "raised KeyError", "to mend it")
-    refused(make(env_dataset("Bare-v0", 2)), "Bare", "limits=None", "ragen_envs.Limits")
+    refused(make(env_dataset("Unlimited-v0", 2)), "Unlimited", "limits=None", "ragen_envs.Limits")
     refused(make(env_dataset("helpers:Counter-v0", 2, env_kwargs={"size": 5})), "size", kind=(ValueError, TypeError))
 
 
