@@ -19,15 +19,20 @@ def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    result = subprocess.run(
+    process = subprocess.Popen(
         [*command, str(Path(__file__).parent / "two_processes.py"), str(out)],
         env=environment,
-        timeout=400,  # a hang is a failure
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
     )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
+    try:
+        output, _ = process.communicate(timeout=300)  # a hang is a failure
+    finally:
+        if process.poll() is None:
+            process.terminate()  # the launcher then ends its ranks, which would outlive it if it were killed
+            process.wait(60)
+    assert process.returncode == 0, output[-9000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
