@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,8 +54,8 @@ class RolloutSettings:
             Texts around an observation, one of `"instruct"` and `"compact"`.
         context (`str`, *optional*, defaults to `"full"`):
             What the model sees of earlier turns. Only `"full"`: all of them.
-        env_workers (`int`, *optional*):
-            Threads that step environments. Defaults to the number of cores, at most 32.
+        env_workers (`int`, *optional*, defaults to `32`):
+            Threads that step environments. More than cores, as environments wait for services.
 
     Raises:
         ValueError: If a value is out of range.
@@ -74,7 +73,7 @@ class RolloutSettings:
     stop_at_answer: bool = True
     prompt_style: str = "instruct"
     context: Literal["full"] = "full"
-    env_workers: int | None = None
+    env_workers: int = 32
 
     def __post_init__(self) -> None:
         limits = ("max_turns", "max_actions", "max_actions_per_turn", "max_tokens_per_turn", "env_workers")
@@ -187,7 +186,7 @@ class RolloutEngine:
         self._generator = generator
         self._context_length = math.inf if context_length is None else context_length
         self._agree = agree or (lambda playing: playing)
-        self._workers = WorkerPool(settings.env_workers or min(32, os.cpu_count() or 1))
+        self._workers = WorkerPool(settings.env_workers)
         # Constructing an environment may cost more than an episode, so instances are kept for the next rollout.
         self._idle: dict[str, list[gymnasium.Env]] = defaultdict(list)
 

@@ -69,8 +69,8 @@ class AgentConfig:
             the observation alone, for agents that know both.
         context (`str`, *optional*, defaults to `"full"`):
             What the model sees of earlier turns. Only `"full"`: all of them.
-        env_workers (`int`, *optional*):
-            Threads that step environments. Defaults to the number of cores, at most 32.
+        env_workers (`int`, *optional*, defaults to `32`):
+            Threads that step environments. More than cores, as environments wait for services.
         max_failure_rate (`float`, *optional*, defaults to `0.5`):
             Share of failed episodes in a batch above which training stops. `1.0` never stops it.
     """
@@ -86,7 +86,7 @@ class AgentConfig:
     stop_at_answer: bool = _setting(True, "Whether a turn ends at </answer>.")
     prompt_style: str = _setting("instruct", "Texts around an observation: 'instruct' or 'compact'.")
     context: Literal["full"] = _setting("full", "What the model sees of earlier turns. Only 'full': all of them.")
-    env_workers: int | None = _setting(None, "Threads that step environments. Defaults to the cores, at most 32.")
+    env_workers: int = _setting(32, "Threads that step environments.")
     max_failure_rate: float = _setting(0.5, "Share of failed episodes in a batch above which training stops.")
 
     def check_agent_settings(self) -> RolloutSettings:
