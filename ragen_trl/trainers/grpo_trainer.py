@@ -13,6 +13,7 @@ from accelerate.utils import gather
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOTrainer
 
+from ..filtering import flat_groups
 from ..rollout.dataset import COLUMNS
 from ..rollout.engine import RolloutSettings
 from ..rollout.protocol import ANSWER_CLOSE
@@ -144,7 +145,26 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
             )
         # `rollout_func` gets the prompts alone, so the rows are put aside for it.
         self._rows = inputs
-        return super()._generate_and_score_completions(inputs)
+        output = super()._generate_and_score_completions(inputs)
+        if self._engine is not None and self.multi_objective_aggregation == "sum_then_normalize":
+            self._silence_flat_groups(output)
+        return output
+
+    def _silence_flat_groups(self, output: dict[str, Any]) -> None:
+        """
+        Give groups whose members earned the same exactly no advantage. TRL's is float noise of one sign, and where a
+        whole batch has no other signal Adam makes a full step of it.
+        """
+        group_size = self.num_generations if self._mode == "train" else self.num_generations_eval
+        totals = (self._rewards_per_func * self.reward_weights.to(self._rewards_per_func)).nansum(dim=1)
+        totals = totals.masked_fill(self._rewards_per_func.isnan().all(dim=1), torch.nan)
+        flat = flat_groups(totals.view(-1, group_size))
+        advantages = output["advantages"]
+        first = self.accelerator.process_index * len(advantages)
+        mine = flat.repeat_interleave(group_size)[first : first + len(advantages)]
+        output["advantages"] = advantages.masked_fill(mine, 0.0)
+        if self.scale_rewards != "batch":
+            self._metrics[self._mode]["frac_reward_zero_std"][-1] = flat.float().mean().item()
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -158,7 +178,8 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         # Without any reward TRL leaves a row out of the group statistics and gives it no advantage.
         failed = gather(torch.tensor([trajectory.failed for trajectory in trajectories], device=rewards.device))
-        return rewards.masked_fill(failed.unsqueeze(1), torch.nan)
+        self._rewards_per_func = rewards.masked_fill(failed.unsqueeze(1), torch.nan)
+        return self._rewards_per_func
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self._flush_episode_metrics()
