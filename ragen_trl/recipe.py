@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 from accelerate.logging import get_logger
 from datasets import Dataset
+from transformers import IntervalStrategy
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from ragen_envs import UnknownEnvError
+from ragen_envs.rows import HubDatasetError
 
 from .report import evaluations, print_summary, save_learning_curve
 from .rollout.dataset import env_dataset
@@ -29,6 +31,7 @@ from .trainers.grpo_trainer import RagenGRPOTrainer
 logger = get_logger(__name__)
 
 _PACKAGE = "package:"
+_CONFIG_FORM = re.compile(r"(?<=^--config)=")
 
 
 @dataclass
@@ -73,15 +76,14 @@ class RecipeArguments:
     cpu_threads: int | None = field(default=None, metadata={"help": "Threads of torch on the CPU."})
 
     def __post_init__(self) -> None:
-        if isinstance(self.env_kwargs, str):
-            self.env_kwargs = json.loads(self.env_kwargs)
+        self.env_kwargs = _mapping(self.env_kwargs)
         for name, least in (("num_train_problems", 1), ("num_eval_problems", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
 
     def datasets(self) -> tuple[Dataset, Dataset | None]:
         """Rows to train on and rows to evaluate on."""
-        kwargs = dict(self.env_kwargs or {})  # type: ignore[arg-type]
+        kwargs = _mapping(self.env_kwargs)
         if self.dataset_path is not None:
             kwargs["dataset"] = self.dataset_path
         env_id = self.env_id or ""
@@ -107,13 +109,12 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
         argv (`Sequence[str]`, *optional*):
             Arguments. Defaults to those of the process.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if not any(argument.split("=")[0] == "--config" for argument in argv):
-        argv = ["--config", str(config), *argv]
+    argv = _with_config(sys.argv[1:] if argv is None else argv, config)
     parser = TrlParser((RecipeArguments, RagenGRPOConfig, ModelConfig))
     with _explained(offline_config):
         recipe, training_args, model_args = parser.parse_args_and_config(args=argv)
     recipe.env_id = recipe.env_id or env_id
+    model = resolve_model(model_args.model_name_or_path)
     if recipe.cpu_threads is not None:
         torch.set_num_threads(recipe.cpu_threads)
 
@@ -127,9 +128,11 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
         "dtype": model_args.dtype,
     }
     training_args.eval_on_start = eval_dataset is not None and recipe.eval_before
-    with _explained(offline_config, f"{model_args.model_name_or_path!r} or {recipe.dataset_path or recipe.env_id!r}"):
+    if eval_dataset is None:
+        training_args.eval_strategy = IntervalStrategy.NO
+    with _explained(offline_config, model):
         trainer = RagenGRPOTrainer(
-            model=resolve_model(model_args.model_name_or_path),
+            model=model,
             args=training_args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -140,7 +143,10 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     ################
     # Training
     ################
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    resume = training_args.resume_from_checkpoint
+    # On a command line "true" stands for the last checkpoint in `output_dir`.
+    trainer.train(resume_from_checkpoint={"true": True, "false": None}.get(str(resume).lower(), resume))
+    trainer.save_model(training_args.output_dir)  # before anything else can fail
     done = evaluations(trainer.state.log_history)
     if eval_dataset is not None and not (done and done[-1]["step"] == trainer.state.global_step):
         trainer.evaluate()
@@ -148,7 +154,6 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     ################
     # Result
     ################
-    trainer.save_model(training_args.output_dir)
     trainer.save_state()
     if trainer.accelerator.is_main_process:
         history = trainer.state.log_history
@@ -191,21 +196,47 @@ def resolve_model(name: str) -> str:
     if not name.startswith(_PACKAGE):
         return name
     package, _, folder = name.removeprefix(_PACKAGE).partition("/")
-    path = Path(str(resources.files(package))) / folder
+    try:
+        path = Path(str(resources.files(package))) / folder
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"model_name_or_path={name!r}: there is no package {package!r} ({error}).") from error
     if not path.is_dir():
         raise ValueError(f"model_name_or_path={name!r}: the package {package!r} has no folder {folder!r}.")
     return str(path)
 
 
+def _mapping(value: dict[str, Any] | str | None) -> dict[str, Any]:
+    """`env_kwargs` as a mapping; of YAML it is one already, of a command line it is JSON."""
+    try:
+        mapping = json.loads(value) if isinstance(value, str) else value or {}
+    except ValueError:
+        mapping = None
+    if not isinstance(mapping, dict):
+        raise ValueError(
+            f"env_kwargs={value!r} is no mapping. Give a JSON object, e.g. " + """'{"layout": "open"}'."""
+        )
+    return dict(mapping)
+
+
+def _with_config(argv: Sequence[str], config: Path) -> list[str]:
+    """Arguments with `--config FILE` among them, the only form that TrlParser reads."""
+    argv = [part for argument in argv for part in _CONFIG_FORM.split(argument, maxsplit=1)]
+    if "--config" not in argv:
+        return ["--config", str(config), *argv]
+    file = "".join(argv[argv.index("--config") + 1 :][:1])
+    if not Path(file).is_file():
+        shipped = ", ".join(os.path.relpath(path) for path in sorted(config.parent.glob("*.yaml")))
+        raise SystemExit(f"--config {file}: there is no such file. Shipped are {shipped}.")
+    return argv
+
+
 @contextmanager
-def _explained(offline_config: Path, loaded: str = "the settings") -> Iterator[None]:
+def _explained(offline_config: Path, model: str = "") -> Iterator[None]:
     """Tell how to go on where the machine lacks what the settings need."""
     try:
         yield
-    except UnknownEnvError:
-        raise
     except (OSError, ValueError) as error:
-        missing = _what_is_missing(str(error), loaded)
+        missing = _what_is_missing(error, model)
         if missing is None:
             raise
         raise SystemExit(
@@ -215,9 +246,13 @@ def _explained(offline_config: Path, loaded: str = "the settings") -> Iterator[N
         ) from error
 
 
-def _what_is_missing(error: str, loaded: str) -> str | None:
-    if "bf16/gpu" in error:
+def _what_is_missing(error: Exception, model: str) -> str | None:
+    """What the settings need that is not here; `None` if the error is of another kind."""
+    if "bf16/gpu" in str(error):
         return "These settings are for a GPU."
-    if any(hint in error for hint in ("huggingface.co", "Hub", "offline", "couldn't connect")):
-        return f"From the Hub could not be loaded: {loaded}."
+    if isinstance(error, HubDatasetError):
+        return "The data could not be loaded from the Hub."
+    # A model is loaded before the repository to push to is made; nothing else opens files while a trainer is built.
+    if model and isinstance(error, OSError) and not Path(model).exists() and "repos/create" not in str(error):
+        return f"The model {model!r} is no folder here, and could not be loaded from the Hub."
     return None

@@ -16,6 +16,10 @@ class DatasetError(ValueError):
     """A data set cannot be read, or holds nothing that can be used."""
 
 
+class HubDatasetError(DatasetError):
+    """A data set could not be loaded from the Hub."""
+
+
 def read_rows(dataset: str, columns: tuple[str, ...], remedy: str) -> Iterator[Row]:
     """
     Rows of a data set, one dictionary each.
@@ -81,7 +85,7 @@ def _hub_rows(dataset: str, remedy: str) -> Iterator[Row]:
     # Whatever stopped the download (network, access, a wrong id, a missing package), the user needs the same remedy.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise DatasetError(f"dataset={dataset!r} could not be loaded from the Hub ({reason}). {remedy}") from error
+        raise HubDatasetError(f"dataset={dataset!r} could not be loaded from the Hub ({reason}). {remedy}") from error
     for batch in table.iter(batch_size=1000):
         yield from batch.to_pylist()
 

@@ -108,6 +108,8 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         if settings is not None:
             _refuse_others(rollout_func=rollout_func, tools=tools, environment_factory=environment_factory)
             args = _for_episodes(args, settings, reward_funcs)
+            if eval_dataset is not None:
+                _check_eval_batch(args)
             reward_funcs, reward_processing_classes = _with_episode_reward(reward_funcs, reward_processing_classes)
             rollout_func = self._rollout
         with warnings.catch_warnings():
@@ -192,6 +194,18 @@ def _refuse_others(**others: Any) -> None:
         raise ValueError(
             f"The data name environments (column `env_id`), and {given} was given too. Episodes come from one place: "
             "drop the argument, or the column."
+        )
+
+
+def _check_eval_batch(args: RagenGRPOConfig) -> None:
+    """TRL checks this only if `eval_strategy` asks for evaluations, and `evaluate()` then fails on a shape."""
+    group = args.num_generations_eval or args.num_generations
+    size = args.per_device_eval_batch_size * args.world_size
+    if size % group:
+        raise ValueError(
+            f"`num_generations_eval={group}` (default: `num_generations`) does not divide the evaluation batch of "
+            f"{size} rollouts (per_device_eval_batch_size={args.per_device_eval_batch_size} x processes="
+            f"{args.world_size}). Set `num_generations_eval=1`, or make the batch a multiple of {group}."
         )
 
 

@@ -20,6 +20,19 @@ CONFIGS = sorted((ROOT / "recipes" / "configs").rglob("*.yaml"))
 ACCELERATE = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 
 
+def run(*argv, config=ROOT / "recipes/configs/metamath_qwen2.5-0.5b.yaml"):
+    offline = ROOT / "recipes/configs/quickstart_math.yaml"
+    run_grpo("ragen_envs/MetaMathQA-v0", config, offline, argv)
+
+
+def run_quickly(folder, *argv):
+    """One step of the quickstart."""
+    sizes = {"num_train_problems": 16, "num_eval_problems": 4, "per_device_eval_batch_size": 4, "eval_before": "false",
+             "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 1}  # fmt: skip
+    small = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    run("--output_dir", str(folder), *small, *argv, config=ROOT / "recipes/configs/quickstart_math.yaml")
+
+
 def parse(config, *argv):
     parser = TrlParser((RecipeArguments, RagenGRPOConfig, ModelConfig))
     return parser.parse_args_and_config(args=["--config", str(config), "--use_cpu", "true", *argv])
@@ -113,13 +126,54 @@ def test_what_is_missing_is_explained(argv, cause, tmp_path, monkeypatch):
     if cause == "bf16/gpu" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(SystemExit) as stopped:
-        run_grpo(
-            "ragen_envs/MetaMathQA-v0",
-            ROOT / "recipes/configs/metamath_qwen2.5-0.5b.yaml",
-            ROOT / "recipes/configs/quickstart_math.yaml",
-            ["--output_dir", str(tmp_path), *argv],
-        )
+        run("--output_dir", str(tmp_path), *argv)
     assert "quickstart_math.yaml" in str(stopped.value) and cause in str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "message"),
+    [
+        (["--dataset_path", "nosuch.jsonl"], ValueError, "no such file or folder"),
+        (["--model_name_or_path", "/nope/model"], SystemExit, "'/nope/model' is no folder here"),
+        (["--model_name_or_path", "package:nosuchpkg/x"], ValueError, "no package 'nosuchpkg'"),
+        (["--config=/nope.yaml"], SystemExit, "/nope.yaml.*quickstart_math.yaml"),
+        (["--config"], SystemExit, "no such file"),
+        (["--env_kwargs", "{"], ValueError, "env_kwargs='{'.*JSON"),
+        (["--env_kwargs", "3"], ValueError, "env_kwargs='3'.*JSON"),
+        (["--push_to_hub", "true", "--hub_model_id", "a/b"], Exception, "repos/create"),
+    ],
+)
+def test_wrong_arguments_are_named(argv, error, message, tmp_path):
+    with pytest.raises(error, match=message) as stopped:
+        run_quickly(tmp_path, *argv)
+    text = str(stopped.value)
+    assert ("ships with the package" in text) == ("/nope/model" in text), "advice that does not help"
+
+
+def test_a_config_after_an_equals_sign_is_read(tmp_path):
+    config = tmp_path / "a=b.yaml"
+    config.write_text("{max_turnz: 3, use_cpu: true, bf16: false}")
+    with pytest.raises(ValueError, match="max_turnz"):
+        run(f"--config={config}")
+
+
+def test_without_held_out_problems_nothing_is_evaluated(tmp_path):
+    run_quickly(tmp_path, "--num_eval_problems", "0", "--save_steps", "1", "--save_strategy", "steps")
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert not [row for row in history if "eval_loss" in row] and (tmp_path / "model.safetensors").is_file()
+    # "true" of a command line is the last checkpoint, not a folder of that name.
+    run_quickly(tmp_path, "--num_eval_problems", "0", "--resume_from_checkpoint", "true", "--max_steps", "2")
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 2
+
+
+def test_a_failing_last_evaluation_does_not_lose_the_model(tmp_path, monkeypatch):
+    def fail(self, *args, **kwargs):
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr("ragen_trl.recipe.RagenGRPOTrainer.evaluate", fail)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        run_quickly(tmp_path, "--eval_strategy", "no")
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("config", ACCELERATE, ids=lambda path: path.name)

@@ -191,3 +191,11 @@ def test_a_first_prompt_that_leaves_no_room_in_the_context(model, tokenizer, tmp
     model.config.max_position_embeddings = 20
     short = trainer(tmp_path, model, tokenizer)
     refused(short.train, "leaves no room for a turn", "20 tokens", kind=RuntimeError)
+
+
+def test_an_evaluation_batch_that_holds_no_whole_groups(make):
+    data = env_dataset("helpers:Counter-v0", 2)
+    settings = {"per_device_eval_batch_size": 6, "eval_strategy": "no"}
+    refused(make(data, eval_dataset=data, settings=settings), "num_generations_eval=4", "6", "num_generations_eval=1")
+    make(data, settings=settings)()
+    make(data, eval_dataset=data, settings=settings | {"num_generations_eval": 3})()
