@@ -170,7 +170,8 @@ class ChatFormat:
 
     def _check_generation_prompt(self) -> str:
         messages = [{"role": "user", "content": _MESSAGE}]
-        without = self._render(messages, add_generation_prompt=False)
+        # Phi-3 style templates end every dialogue with the end token, unless it is the model's turn.
+        without = self._render(messages, add_generation_prompt=False).removesuffix(self.tokenizer.eos_token or "")
         with_prompt = self._render(messages, add_generation_prompt=True)
         # `[INST]` style templates end user messages with the mark after which the answer follows.
         answered = self._render([*messages, {"role": "assistant", "content": _REPLY}], add_generation_prompt=False)

@@ -56,13 +56,19 @@ MISTRAL = (
     "{%- elif not m.content.strip() %}{{- raise_exception('Empty answer') }}"
     "{%- else %}{{- ' ' + m.content + '<|im_end|>' }}{%- endif %}{%- endfor %}"
 )
+# Ends every dialogue with the end token, unless it is the model's turn.
+PHI3 = (
+    "{%- for m in messages %}{{- '<|turn|>' + m.role + '\n' + m.content + '<|eot|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|turn|>assistant\n' }}{%- else %}{{- eos_token }}{%- endif %}"
+)
 PLAIN = (
     "{%- for m in messages %}{{- m.role + ': ' + m.content + '\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- 'assistant: ' }}{%- endif %}"
 )
 SPECIALS = ["<|begin|>", "<|User|>", "<|Assistant|>", "<|header|>", "<|/header|>", "<|eot|>", "<|turn|>"]
 
-KEEPING = {"chatml": CHATML, "qwen2.5": QWEN25, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "plain": PLAIN}
+KEEPING = {"chatml": CHATML, "qwen2.5": QWEN25, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "phi3": PHI3,
+           "plain": PLAIN}  # fmt: skip
 REWRITING = {"qwen3": QWEN3, "r1": R1}
 ALL = KEEPING | REWRITING
 
@@ -134,7 +140,7 @@ def test_a_dialogue_built_by_appending_is_the_dialogue_rendered_whole(make, name
         messages = [{"role": "user", "content": f"{SYSTEM['content']}\n\n{USER['content']}"}, *messages[2:]]
     expected = render(chat.tokenizer, messages, generation_prompt=False)
     assert name in ("plain", "mistral") or ids == encode(chat.tokenizer, expected)[: len(ids)]
-    assert chat.tokenizer.decode(ids) == expected.rstrip("\n")
+    assert chat.tokenizer.decode(ids) == expected.removesuffix("\n<|im_end|>").rstrip("\n")
     assert chat.tokenizer.decode(ids).count("observation") == 2
 
 
