@@ -21,6 +21,7 @@ from ..rollout.generation import Generator, TransformersGenerator, VLLMGenerator
 from ..rollout.metrics import EpisodeSummary, episode_metrics, summarize
 from ..rollout.protocol import ANSWER_CLOSE
 from ..rollout.trajectory import Trajectory
+from .positions import count_positions_from_mask
 
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ class AgentMixin:
     def _start_engine(self, settings: RolloutSettings) -> None:
         """Build the engine; called once the host is constructed."""
         chat = ChatFormat(self.processing_class, settings.opening_tag, self.chat_template_kwargs)
+        for model in (self.model, getattr(self, "ref_model", None)):
+            if model is not None:
+                count_positions_from_mask(model)
         sharded = self.accelerator.distributed_type == DistributedType.FSDP or (
             self.accelerator.distributed_type == DistributedType.DEEPSPEED
             and self.accelerator.state.deepspeed_plugin.zero_stage == 3
