@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -43,15 +44,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     play.add_argument("--episodes", type=int, default=100, help="episodes of each player (default: 100)")
     play.add_argument("--seed", type=int, default=0, help="seed of the first problem (default: 0)")
-    play.add_argument("--env_kwargs", type=json.loads, default={}, help="arguments of the environments, as JSON")
+    play.add_argument("--env_kwargs", type=_mapping, default={}, help="arguments of the environments, as JSON")
     arguments = parser.parse_args(argv)
-    if arguments.episodes < 1:
-        parser.error(f"--episodes must be at least 1, got {arguments.episodes}")
+    for name, least in (("episodes", 1), ("seed", 0)):
+        if getattr(arguments, name) < least:
+            parser.error(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
     try:
         envs = {name: make_env(name, **arguments.env_kwargs) for name in arguments.env_id or env_ids()}
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     Console().print(play_table(envs, arguments.episodes, arguments.seed))
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
 
 
 def play_table(envs: dict[str, TextEnv], episodes: int, seed: int) -> Table:

@@ -243,6 +243,16 @@ _STEP_FAULTS = {
     "no_info": lambda env, *r: (*r[:4], {}),
     "info_none": lambda env, *r: (*r[:4], None),
 }
+
+
+class _Speechless(Exception):
+    """Cannot be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+_STEP_FAULTS["speechless"] = lambda env, *r: _raise(_Speechless())
 STEP_FAULTS = sorted(set(_STEP_FAULTS) - {"interrupt", "sleep"})
 RESET_FAULTS = sorted(set(_RESET_FAULTS) - {"reset_sleep"})
 

@@ -29,6 +29,9 @@ def test_play_prints_every_environment(capsys):
         (["play", "sokobann"], "Sokoban-v0"),
         (["play", "--episodes", "0"], "at least 1"),
         (["play", "--env_kwargs", '{"x": 1}'], "x"),
+        (["play", "--env_kwargs", "3"], "'3' is no JSON object"),
+        (["play", "--env_kwargs", "{"], "'{' is no JSON object"),
+        (["play", "--seed", "-1"], "at least 0, got -1"),
     ],
 )
 def test_bad_arguments_are_named(argv, message, capsys):

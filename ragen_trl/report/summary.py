@@ -26,18 +26,15 @@ def evaluations(log_history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [row for row in log_history if "eval_loss" in row]
 
 
-def summary_table(log_history: Sequence[Mapping[str, Any]], places: Mapping[str, str]) -> Table:
+def summary_table(log_history: Sequence[Mapping[str, Any]]) -> Table:
     """
-    Table of the first evaluation and the last, and of where the results lie.
+    Table of the first evaluation and the last.
 
     Args:
         log_history (`Sequence[Mapping[str, Any]]`):
             `trainer.state.log_history`.
-        places (`Mapping[str, str]`):
-            What lies where.
     """
-    caption = "\n".join(f"{what}: {where}" for what, where in places.items())
-    table = Table(title="Held-out problems", title_justify="left", caption=caption, caption_justify="left")
+    table = Table(title="Held-out problems", title_justify="left")
     table.add_column("metric")
     rows = evaluations(log_history)
     shown = [rows[0], rows[-1]] if len(rows) > 1 else rows
@@ -50,8 +47,20 @@ def summary_table(log_history: Sequence[Mapping[str, Any]], places: Mapping[str,
 
 
 def print_summary(log_history: Sequence[Mapping[str, Any]], places: Mapping[str, str]) -> None:
-    """Print [`summary_table`] to the terminal."""
-    Console().print(summary_table(log_history, places))
+    """
+    Print what a run has come to.
+
+    Args:
+        log_history (`Sequence[Mapping[str, Any]]`):
+            `trainer.state.log_history`.
+        places (`Mapping[str, str]`):
+            What lies where.
+    """
+    console = Console()
+    if evaluations(log_history):
+        console.print(summary_table(log_history))
+    for what, where in places.items():  # unbroken, to be copied
+        console.print(f"{what}: {where}", soft_wrap=True, highlight=False, markup=False)
 
 
 def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> Path:

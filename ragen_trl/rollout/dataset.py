@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import pandas as pd
 from datasets import Dataset, IterableDataset
 
-from ragen_envs import check_env, make_env
+from ragen_envs import Limits, check_env, make_env
 
 from .engine import RolloutSettings
 from .trajectory import EpisodeSpec
 
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ("prompt", "env_id", "seed", "env_kwargs")
 # TRL looks at the first prompt to see whether the data are chats; an empty message is that and says nothing.
@@ -113,7 +115,18 @@ def check_rows(dataset: Dataset | IterableDataset, name: str, settings: RolloutS
         spec = episode_spec(row)
         env = make_env(spec.env_id, **spec.env_kwargs)
         check_env(env)
-        settings.limits_for(env)
+        _warn_of_a_small_budget(settings, settings.limits_for(env), spec.env_id)
+
+
+def _warn_of_a_small_budget(settings: RolloutSettings, limits: Limits, env_id: str) -> None:
+    needed = limits.max_turns * limits.max_tokens_per_turn
+    if settings.max_completion_length is not None and settings.max_completion_length < needed:
+        logger.warning(
+            f"{env_id}: {limits.max_turns} turns of up to {limits.max_tokens_per_turn} tokens take {needed} and more, "
+            f"but `max_completion_length={settings.max_completion_length}`. Episodes of long turns will end early "
+            "(`rollout/stop/token_budget`) and so pay fewer format penalties than short ones, which rewards length. "
+            "Raise it, with room for observations, or lower `max_turns` or `max_tokens_per_turn`."
+        )
 
 
 def _telling_rows(dataset: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
@@ -123,7 +136,7 @@ def _telling_rows(dataset: Dataset | IterableDataset) -> Iterable[dict[str, Any]
     columns = [column for column in ("env_id", "env_kwargs") if column in dataset.column_names]
     table = dataset.select_columns([*columns, "seed"]).to_pandas()
     distinct = table[columns].astype(str).drop_duplicates().index  # str: dictionaries cannot be compared otherwise
-    impossible = table.index[~(pd.to_numeric(table["seed"], errors="coerce") >= 0)][:1]
+    impossible = table.index[~table["seed"].map(_is_seed)][:1]
     return [{**dict.fromkeys(columns), **dataset[int(i)]} for i in [*distinct, *impossible]]
 
 
@@ -148,7 +161,7 @@ def episode_spec(row: Mapping[str, Any], group: int = 0, noise_seed: tuple[int, 
             f"A row has env_id={row.get('env_id')!r} and seed={row.get('seed')!r}. In a dataset with environments "
             "every row must name its own: rows with and without environments cannot be mixed."
         )
-    if int(row["seed"]) < 0:
+    if not _is_seed(row["seed"]):
         raise ValueError(f"A row has seed={row['seed']!r}; seeds are whole numbers of 0 or more.")
     return EpisodeSpec(
         env_id=row["env_id"],
@@ -158,6 +171,13 @@ def episode_spec(row: Mapping[str, Any], group: int = 0, noise_seed: tuple[int, 
         group=group,
         noise_seed=noise_seed,
     )
+
+
+def _is_seed(value: Any) -> bool:
+    try:
+        return int(value) == float(value) >= 0
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _env_kwargs(value: Any) -> dict[str, Any]:

@@ -79,12 +79,13 @@ class RolloutSettings:
         limits = ("max_turns", "max_actions", "max_actions_per_turn", "max_tokens_per_turn", "env_workers")
         for name in ("max_completion_length", *limits):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        if self.episode_timeout is not None and not self.episode_timeout > 0:
-            raise ValueError(f"`episode_timeout` must be positive or `None`, got {self.episode_timeout}.")
-        if not (math.isfinite(self.format_penalty) and self.format_penalty <= 0):
-            raise ValueError(f"`format_penalty` must be zero or negative, got {self.format_penalty}.")
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
+        timeout, penalty = self.episode_timeout, self.format_penalty
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+            raise ValueError(f"`episode_timeout` must be positive or `None`, got {timeout!r}.")
+        if not (isinstance(penalty, int | float) and -math.inf < penalty <= 0):
+            raise ValueError(f"`format_penalty` must be zero or negative, got {penalty!r}.")
         if self.prompt_style not in PROMPT_STYLES:
             raise ValueError(f"`prompt_style` must be one of {sorted(PROMPT_STYLES)}, got {self.prompt_style!r}.")
         if self.context != "full":
@@ -225,7 +226,7 @@ class RolloutEngine:
                 episode.limits = self.settings.limits_for(episode.env)
                 self._open_first_turn(episode, first)
             except Exception as error:
-                episode.stop("error", f"{type(error).__name__}: {error}")
+                episode.stop("error", _describe(error))
 
     def _reset(self, episode: _Episode) -> str:
         spec = episode.trajectory.spec
@@ -288,7 +289,7 @@ class RolloutEngine:
             try:
                 self._record(episode, outcome)
             except Exception as error:  # e.g. a chat template that refuses the observation
-                episode.stop("error", f"{type(error).__name__}: {error}")
+                episode.stop("error", _describe(error))
 
     def _read_turn(self, episode: _Episode, completion: Completion) -> None:
         assert episode.limits is not None
@@ -383,9 +384,16 @@ class RolloutEngine:
             if isinstance(result, DeadlineExceeded):
                 episode.stop("timeout", f"the environment took longer than `episode_timeout={timeout:g}` s")
             elif isinstance(result, BaseException):
-                episode.stop("error", f"{type(result).__name__}: {result}")
+                episode.stop("error", _describe(result))
             results.append(None if isinstance(result, BaseException) else result)
         return results
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # an exception need not be able to say what it is about
+        return type(error).__name__
 
 
 def _warn_of_failures(trajectories: Sequence[Trajectory]) -> None:

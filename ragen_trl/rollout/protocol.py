@@ -100,7 +100,7 @@ class PromptStyle:
 
     Args:
         system (`str`):
-            System message. Fields: `instruction`, `pattern`, `max_words`, `max_actions_per_turn`. Empty for none.
+            System message. Fields: `instruction`, `pattern`, `max_words`, `number_of_actions`. Empty for none.
         turn (`str`):
             User message. Fields: `observation`, `turn`, `actions_left`, `pattern`, `max_words`, `feedback`.
         reward (`str`):
@@ -120,7 +120,7 @@ PROMPT_STYLES = {
     "instruct": PromptStyle(
         system=(
             "You are a careful agent that solves tasks step by step.\n{instruction}\n"
-            "Give at most {max_actions_per_turn} action(s) in an answer; separate several with ||."
+            "Give {number_of_actions} in an answer."
         ),
         turn=(
             "{feedback}Turn {turn}:\nState:\n{observation}\n"
@@ -143,11 +143,12 @@ def answer_pattern(enable_think: bool) -> str:
 
 def system_message(style: PromptStyle, instruction: str, limits: Limits, enable_think: bool) -> str:
     """System message of an episode, empty if the style has none."""
+    most = limits.max_actions_per_turn
     return style.system.format(
         instruction=instruction,
         pattern=answer_pattern(enable_think),
         max_words=limits.max_words,
-        max_actions_per_turn=limits.max_actions_per_turn,
+        number_of_actions="one action" if most == 1 else f"at most {most} actions, separated by ||,",
     )
 
 

@@ -34,9 +34,10 @@ class RagenGRPOConfig(AgentConfig, GRPOConfig):
         if not size or not group or size % group == 0:
             return None
         allowed = [n for n in range(2, size + 1) if size % n == 0]
+        remedy = f"set `num_generations` to one of {allowed}, or make the batch" if allowed else "make the batch"
         return (
             f"`num_generations={group}` does not divide the generation batch of {size} rollouts "
             f"(per_device_train_batch_size={self.per_device_train_batch_size} x processes={self.world_size} x "
-            f"steps_per_generation={self.steps_per_generation}). Groups are never split: set `num_generations` to one "
-            f"of {allowed}, or make the batch a multiple of {group}."
+            f"steps_per_generation={self.steps_per_generation}). Groups are never split: {remedy} "
+            f"a multiple of {group}."
         )

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 
 def count_positions_from_mask(model: torch.nn.Module) -> int:
@@ -35,7 +36,11 @@ def _has_table_of_positions(module: torch.nn.Module) -> bool:
         return False
     # A subclass of `Embedding` counts in a way of its own.
     tables = [child for child in module.children() if type(child) is torch.nn.Embedding]
-    return any(table.num_embeddings == size and table is not module.get_input_embeddings() for table in tables)
+    return any(table.num_embeddings == size and table is not _words(module) for table in tables)
+
+
+def _words(module: torch.nn.Module) -> Any:
+    return module.get_input_embeddings() if isinstance(module, PreTrainedModel) else None
 
 
 def _add_position_ids(

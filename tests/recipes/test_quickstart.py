@@ -1,35 +1,13 @@
 """The quickstarts learn, and the recipes take real data and other models."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from ragen_trl.report import evaluations
+from quickstart_seeds import launch, success_rates
 
 
 ROOT = Path(__file__).parents[2]
 REAL_DATA = ROOT.parent / "shared" / "data" / "math" / "gsm8k_train_metamath_schema.jsonl"
-
-
-def launch(recipe, config, output_dir, *argv, accelerate_config="cpu", timeout=900):
-    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
-    command += ["--config_file", f"accelerate_configs/{accelerate_config}.yaml", f"recipes/{recipe}.py"]
-    command += ["--config", f"recipes/configs/{config}.yaml", "--output_dir", str(output_dir), *argv]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((output_dir / "trainer_state.json").read_text())["log_history"], done.stdout
-
-
-def success_rates(history):
-    first, *_, last = evaluations(history)
-    key = next(name for name in first if name.endswith("/success_rate"))
-    return first[key], last[key]
 
 
 # docs/tiny_agent.md has the spread over seeds.
@@ -41,7 +19,7 @@ def test_success_on_256_held_out_problems_rises(recipe, config, tmp_path):
     history, printed = launch(recipe, config, tmp_path, "--num_eval_problems", "256", "--seed", "0")
     before, after = success_rates(history)
     assert after - before >= 0.15, (before, after)
-    assert "success_rate" in printed and str(tmp_path / "learning_curve.png") in printed.replace("\n", "")
+    assert "success_rate" in printed and str(tmp_path / "learning_curve.png") in printed
     assert (tmp_path / "learning_curve.png").is_file() and (tmp_path / "model.safetensors").is_file()
 
 

@@ -1,6 +1,6 @@
 """What a run shows at its end."""
 
-from ragen_trl.report import evaluations, save_learning_curve, summary_table
+from ragen_trl.report import evaluations, print_summary, save_learning_curve, summary_table
 
 
 HISTORY = [
@@ -28,19 +28,26 @@ def cells(table):
 
 
 def test_the_table_compares_the_first_evaluation_with_the_last():
-    table = summary_table(HISTORY, {"checkpoint": "runs/x"})
+    table = summary_table(HISTORY)
     assert [column.header for column in table.columns] == ["metric", "step 0", "step 2"]
     assert cells(table) == [
         ["env/X-v0/success_rate", "0.250", "0.750"],
         ["env/X-v0/invalid_action_rate", "-", "0.500"],
         ["rollout/tokens_per_turn", "-", "7.2"],
     ]
-    assert table.caption == "checkpoint: runs/x"
+
+
+def test_places_are_printed_unbroken(capsys):
+    path = "runs/[x]/" + "long" * 50
+    print_summary(HISTORY, {"checkpoint": path})
+    assert f"checkpoint: {path}\n" in capsys.readouterr().out
+    print_summary([], {"checkpoint": path})
+    assert capsys.readouterr().out == f"checkpoint: {path}\n"
 
 
 def test_one_evaluation_or_none_still_makes_a_table():
-    assert [column.header for column in summary_table(HISTORY[:2], {}).columns] == ["metric", "step 0"]
-    assert cells(summary_table(HISTORY[1:2], {})) == []
+    assert [column.header for column in summary_table(HISTORY[:2]).columns] == ["metric", "step 0"]
+    assert cells(summary_table(HISTORY[1:2])) == []
 
 
 def test_only_evaluations_are_evaluations():

@@ -2,6 +2,7 @@
 
 import string
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -119,7 +120,9 @@ LIMITS = Limits(max_turns=3, max_actions_per_turn=2, max_actions=6, max_tokens_p
 def test_instruct_messages_hold_what_the_model_must_know():
     style = PROMPT_STYLES["instruct"]
     system = system_message(style, "Push {boxes}.", LIMITS, enable_think=True)
-    assert "Push {boxes}." in system and "at most 2 action(s)" in system and "||" in system
+    assert "Push {boxes}." in system and "at most 2 actions, separated by ||" in system
+    single = system_message(style, "Sum.", replace(LIMITS, max_actions_per_turn=1), enable_think=True)
+    assert "one action in an answer" in single and "||" not in single
     first = turn_message(style, "#_P {0}", LIMITS, turn=1, actions_left=6, enable_think=True)
     assert "Turn 1" in first and "#_P {0}" in first and "6 action(s) left" in first and "40 words" in first
     assert "<think>...</think><answer>...</answer>" in first
@@ -142,7 +145,7 @@ def test_compact_message_is_the_observation_alone():
 
 def test_styles_use_known_fields_only():
     known = {
-        "system": {"instruction", "pattern", "max_words", "max_actions_per_turn"},
+        "system": {"instruction", "pattern", "max_words", "number_of_actions"},
         "turn": {"observation", "turn", "actions_left", "pattern", "max_words", "feedback"},
         "reward": {"reward"},
         "warning": set(),

@@ -86,6 +86,20 @@ def test_rows_without_a_value(make):
     )
 
 
+@pytest.mark.parametrize("seed", [float("nan"), "abc", 0.5, -1, "-1", float("inf")])
+def test_seeds_that_are_none(make, seed):
+    row = {"prompt": PROMPT * 2, "env_id": ["helpers:Counter-v0"] * 2}
+    good = 7 if not isinstance(seed, str) else "7"
+    refused(make(rows(seed=[good, seed], **row)), str(seed), "whole numbers of 0 or more")
+
+
+def test_a_budget_that_ends_episodes_early_is_pointed_out(make, caplog):
+    make(settings={"max_completion_length": 4 * 12})()
+    assert "max_completion_length" not in caplog.text
+    make(settings={"max_completion_length": 4 * 12 - 1})()
+    assert "4 turns of up to 12 tokens take 48" in caplog.text and "max_completion_length=47" in caplog.text
+
+
 def test_prompts_that_are_no_leading_messages(make):
     row = {"env_id": ["helpers:Counter-v0"], "seed": [1]}
     refused(make(rows(prompt=["text"], **row)), "'text'", "messages")
@@ -102,6 +116,10 @@ def test_group_size_that_does_not_divide_the_batch(tmp_path):
     refused(
         lambda: config(tmp_path, per_device_train_batch_size=8, num_generations=3),
         "`num_generations=3` does not divide", "8 rollouts", "[2, 4, 8]", "multiple of 3",
+    )  # fmt: skip
+    refused(
+        lambda: config(tmp_path, per_device_train_batch_size=1, num_generations=4),
+        "`num_generations=4` does not divide", "1 rollouts", "split: make the batch a multiple of 4",
     )  # fmt: skip
     refused(lambda: config(tmp_path, num_generations=1), "at least 2 generations", "1")
     refused(lambda: config(tmp_path, num_generations_eval=3, eval_strategy="steps", eval_steps=1), "8", "3")
