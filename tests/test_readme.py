@@ -19,8 +19,7 @@ COMMANDS = [
 # The snippets name a model from the Hub and real amounts of work, and mean a machine with a GPU.
 SMALLER = {
     "max_steps=100": "max_steps=1, bf16=False",
-    ", max_completion_length=2400": ", max_completion_length=64",
-    "max_tokens_per_turn=400": "max_tokens_per_turn=24",
+    ", max_completion_length=2400": ", max_completion_length=64, max_tokens_per_turn=24",
     '"ragen_envs/Sokoban-v0", 64': '"ragen_envs/Sokoban-v0", 2',
     "max_completion_length=512": "max_completion_length=192",
 }
