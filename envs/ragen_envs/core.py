@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import string
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -130,6 +131,21 @@ def step_info(*, success: bool, valid: bool, effective: bool) -> dict[str, Any]:
     return {"success": success, "action_is_valid": valid, "action_is_effective": effective}
 
 
+def settings_text(env: object) -> str:
+    """
+    Arguments of an environment's constructor with their values, for messages.
+
+    Args:
+        env (`object`):
+            Environment; arguments that it does not keep under their own name are left out.
+
+    Returns:
+        `str`: Such as `"size=4, split='train'"`.
+    """
+    names = inspect.signature(type(env)).parameters
+    return ", ".join(f"{name}={getattr(env, name)!r}" for name in names if hasattr(env, name))
+
+
 class AnyText(spaces.Text):
     """
     Space of every string. Model output can hold any character, so membership looks at the type alone.
@@ -240,8 +256,8 @@ class TextEnv(gymnasium.Env[str, str]):
             if problem is not None and problem_split(key(problem)) == self.split and accept(problem):
                 return problem
         raise ValueError(
-            f"{type(self).__name__} found no {self.split} problem in {_MAX_DRAWS} draws with its settings; "
-            "use a larger board, fewer obstacles, or fewer boxes or a longer solution where the environment has them."
+            f"{type(self).__name__} found no problem in {_MAX_DRAWS} draws with {settings_text(self)}; use another "
+            "board size, fewer obstacles, or fewer boxes or a longer solution where the environment has them."
         )
 
     def needs_reset(self) -> ResetNeeded:

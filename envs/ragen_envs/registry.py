@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Iterable
 from typing import Any, cast
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from .checker import check_declaration
 from .core import TextEnv
@@ -61,12 +63,31 @@ def make_env(env_id: str, **env_kwargs: Any) -> TextEnv:
 
     Raises:
         `UnknownEnvError`: No environment has that id.
+        `ValueError`: The environment does not take one of the arguments, or not with that value.
         `ContractError`: The environment lacks an instruction or limits.
     """
     full_id = _resolve(env_id)
+    _check_arguments(full_id, env_kwargs)
     env = gymnasium.make(full_id, disable_env_checker=True, **env_kwargs).unwrapped
     check_declaration(env)
     return cast(TextEnv, env)
+
+
+def _check_arguments(env_id: str, names: Iterable[str]) -> None:
+    # Compared beforehand: a TypeError of the constructor may have any other reason.
+    entry_point = gymnasium.spec(env_id).entry_point
+    try:
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        parameters = inspect.signature(cast(Any, creator)).parameters.values()
+    except (TypeError, ValueError):
+        return
+    allowed = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [name for name in names if name not in allowed]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise ValueError(
+            f"{env_id} takes no argument {unknown[0]!r}.{_nearest(unknown[0], allowed)} "
+            f"Allowed: {', '.join(allowed) or 'none'}."
+        )
 
 
 def _resolve(env_id: str) -> str:

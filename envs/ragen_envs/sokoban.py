@@ -7,13 +7,17 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from .boards import Cell, ObservationFormat, board_legend, board_text, compact_text, coordinate_text, parse_move
-from .core import Limits, Split, TextEnv, check_choice, check_int, step_info
-from .sokoban_levels import MOVES, Layout, Level, draw_level, push, shortest_plan
+from .core import Limits, Split, TextEnv, check_choice, check_int, settings_text, step_info
+from .sokoban_levels import MOVES, Layout, Level, draw_level, push, search, shortest_plan
 
 
 STEP_REWARD = -0.1
 BOX_REWARD = 1.0
 SOLVED_REWARD = 10.0
+
+# Positions that the searches for one level may visit together: some seconds. Counted rather than timed, so that a seed
+# gives the same level on every machine. The shipped settings need a few hundred.
+_MAX_POSITIONS_PER_RESET = 2_000_000
 
 _SYMBOLS = "# wall, _ floor, O target, X box, √ box on a target, P you, S you on a target"
 _LETTERS = "P you, B box, G target"
@@ -54,7 +58,7 @@ class Sokoban(TextEnv):
             `"train"` or `"validation"`; the levels of the two are disjoint.
 
     Raises:
-        `ValueError`: A setting is not possible.
+        `ValueError`: A setting is not possible. `reset` raises it where no level can be found in a bounded search.
     """
 
     limits = Limits(max_turns=5, max_actions_per_turn=2, max_actions=10, max_tokens_per_turn=400, max_words=120)
@@ -88,10 +92,12 @@ class Sokoban(TextEnv):
         )
         self._level: Level | None = None
         self._plan: list[str] | None = None
+        self._visited = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Draw a level; see [`TextEnv`]."""
         super().reset(seed=seed, options=options)
+        self._visited = 0
         self._level = self.draw_problem(
             lambda rng: draw_level(rng, self.size, self.num_boxes, self.layout), grid_text, self._solvable
         )
@@ -125,8 +131,14 @@ class Sokoban(TextEnv):
         return self._level
 
     def _solvable(self, level: Level) -> bool:
+        if self._visited > _MAX_POSITIONS_PER_RESET:
+            raise ValueError(
+                f"Sokoban found no level in {_MAX_POSITIONS_PER_RESET} searched positions with {settings_text(self)}; "
+                "use a smaller board or fewer boxes."
+            )
         # Kept, so that the oracle need not solve the start a second time.
-        self._plan = shortest_plan(level, self.max_solution_length)
+        self._plan, visited = search(level, self.max_solution_length)
+        self._visited += visited
         return self._plan is not None
 
     def _observation(self, level: Level) -> str:

@@ -89,7 +89,7 @@ def push(walls: frozenset[int], boxes: frozenset[int], player: int, offset: int)
 
 def shortest_plan(level: Level, max_length: int | None = None) -> list[str] | None:
     """
-    Shortest sequence of moves that solves a position, by breadth-first search over player and boxes.
+    Shortest sequence of moves that solves a position.
 
     Args:
         level (`Level`):
@@ -101,12 +101,28 @@ def shortest_plan(level: Level, max_length: int | None = None) -> list[str] | No
         `list[str]` or `None`: The moves, empty for a solved position; `None` when there is no plan (within the length,
         or within the 200,000 positions that are searched).
     """
+    return search(level, max_length)[0]
+
+
+def search(level: Level, max_length: int | None = None) -> tuple[list[str] | None, int]:
+    """
+    [`shortest_plan`] with its cost, by breadth-first search over player and boxes.
+
+    Args:
+        level (`Level`):
+            Position to solve.
+        max_length (`int`, *optional*):
+            Longest plan of interest.
+
+    Returns:
+        `tuple[list[str] | None, int]`: The plan and the number of positions visited for it.
+    """
     if level.solved:
-        return []
+        return [], 0
     offsets = [(name, row * level.cols + col) for name, (row, col) in MOVES.items()]
     live = _live_cells(level.walls, level.targets, [offset for _, offset in offsets])
     if not level.boxes <= live:
-        return None
+        return None, 0
     start = (level.player, level.boxes)
     came_from: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
     frontier = [start]
@@ -123,10 +139,10 @@ def shortest_plan(level: Level, max_length: int | None = None) -> list[str] | No
                     continue
                 came_from[following] = (position, name)
                 if following[1] == level.targets:
-                    return _trace(came_from, following)
+                    return _trace(came_from, following), len(came_from)
                 reached.append(following)
         frontier = reached
-    return None
+    return None, len(came_from)
 
 
 def _live_cells(walls: frozenset[int], targets: frozenset[int], offsets: list[int]) -> set[int]:

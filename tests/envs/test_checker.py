@@ -112,8 +112,70 @@ def test_problems_beyond_the_limits_are_refused():
         check_env(env)
 
 
-def test_bad_luck_is_not_held_against_an_oracle():
-    check_env(make_env("FrozenLake-v0", success_rate=0.7))
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"success_rate": 0.7},
+        {"success_rate": 0.3},
+        {"success_rate": 0.3, "split": "validation"},
+        {"success_rate": 0.1, "size": 8, "frozen_probability": 0.6},
+    ],
+)
+def test_bad_luck_is_not_held_against_an_oracle(kwargs):
+    check_env(make_env("FrozenLake-v0", **kwargs))
+
+
+def test_luck_is_no_excuse_for_an_oracle_that_never_wins():
+    def step(self, action):
+        _, *others = Guess.step(self, action)
+        return (f"{self.noise.random()}" if others[-1]["action_is_valid"] else f"Name {self.number}"), *others
+
+    env = broken(step=step, oracle_action=lambda self: "1000")
+    with pytest.raises(ContractError, match="solves none of 100 seeds"):
+        check_env(env)
+
+
+def test_deterministic_environment_is_tried_once_on_each_problem():
+    resets = []
+
+    def reset(self, *, seed=None, options=None):
+        resets.append(seed)
+        return Guess.reset(self, seed=seed, options=options)
+
+    check_env(broken(reset=reset))
+    assert resets[-5:] == [0, 1, 2, 3, 4] and len(resets) < 10
+
+
+@pytest.mark.parametrize("error", [ValueError("no problem in 5000 draws"), TypeError("can only concatenate str")])
+def test_failure_inside_reset_is_not_blamed_on_its_arguments(error):
+    def reset(self, *, seed=None, options=None):
+        raise error
+
+    with pytest.raises(ContractError, match=str(error)) as caught:
+        check_env(broken(reset=reset))
+    assert "declare reset" not in str(caught.value) and caught.value.__cause__ is error
+
+
+def test_environment_may_truncate_an_episode_by_itself():
+    def step(self, action):
+        if self.over:
+            raise RuntimeError("the episode is over")
+        self.over = True
+        return (*Guess.step(self, action)[:3], True, Guess.step(self, action)[4])
+
+    def reset(self, *, seed=None, options=None):
+        self.over = False
+        return Guess.reset(self, seed=seed, options=options)
+
+    check_env(broken(reset=reset, step=step))
+
+
+def test_step_that_raises_for_the_action_of_the_oracle_is_refused():
+    def step(self, action):
+        return Guess.step(self, action) if action != str(self.number) else 1 / 0
+
+    with pytest.raises(ContractError, match=r"step\(.*raised ZeroDivisionError"):
+        check_env(broken(step=step))
 
 
 def test_plain_gymnasium_environment_may_lack_an_oracle():

@@ -33,11 +33,18 @@ class Echo(ragen_envs.TextEnv):
         return "Well?", float(right), right, False, ragen_envs.step_info(success=right, valid=right, effective=right)
 
 
+class Any(Echo):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.word = "" + self.word
+
+
 class Bare(gymnasium.Env):
     pass
 
 
 gymnasium.register("Echo-v0", entry_point=Echo)
+gymnasium.register("Any-v0", entry_point="own_package:Any")
 gymnasium.register("Bare-v0", entry_point=Bare)
 '''
 
@@ -47,7 +54,7 @@ def own_package(tmp_path, monkeypatch):
     (tmp_path / "own_package.py").write_text(OWN_MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "own_package"
-    for env_id in ("Echo-v0", "Bare-v0"):
+    for env_id in ("Echo-v0", "Any-v0", "Bare-v0"):
         gymnasium.registry.pop(env_id, None)
     sys.modules.pop("own_package", None)
 
@@ -88,9 +95,26 @@ def test_namespace_may_be_left_out(env_id):
     assert type(short) is type(make_env(env_id))
 
 
-def test_unknown_argument_is_an_error():
-    with pytest.raises(TypeError, match="colour"):
-        make_env("Sokoban-v0", colour="red")
+@pytest.mark.parametrize(
+    ("name", "hint"), [("num_boxs", " Did you mean 'num_boxes'?"), ("colour", ""), ("max_episode_steps", "")]
+)
+def test_unknown_argument_names_the_nearest_and_all_that_are_allowed(name, hint):
+    with pytest.raises(ValueError) as error:
+        make_env("Sokoban-v0", **{name: 3})
+    assert str(error.value) == (
+        f"ragen_envs/Sokoban-v0 takes no argument {name!r}.{hint} "
+        "Allowed: size, num_boxes, layout, observation_format, max_solution_length, split."
+    )
+
+
+def test_other_errors_of_a_constructor_pass_through(own_package):
+    with pytest.raises(ValueError, match="Allowed: word, split"):
+        make_env(f"{own_package}:Echo-v0", wrod="hi")
+    # Takes everything, so that only the constructor itself can tell.
+    with pytest.raises(TypeError, match="'colour'"):
+        make_env(f"{own_package}:Any-v0", colour="red")
+    with pytest.raises(TypeError, match="can only concatenate str"):
+        make_env(f"{own_package}:Any-v0", word=3)
 
 
 def test_own_environment_is_imported_and_made(own_package):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ragen_envs import check_env, make_env
+from ragen_envs import check_env, make_env, sokoban
 from ragen_envs.sokoban import grid_text
 from ragen_envs.sokoban_levels import Level, push, shortest_plan
 
@@ -228,5 +228,21 @@ def test_impossible_settings_are_refused(kwargs, message):
 
 def test_settings_without_a_level_end_with_an_error():
     env = make_env("Sokoban-v0", size=(12, 12), num_boxes=4, layout="open", max_solution_length=1)
-    with pytest.raises(ValueError, match="no train problem"):
+    with pytest.raises(ValueError, match="size=.*num_boxes=4, .*max_solution_length=1, split='train'; use another"):
         env.reset(seed=0)
+
+
+def test_search_for_a_level_is_bounded_as_a_whole(monkeypatch):
+    # Some hundred levels are drawn for these settings, and up to 200,000 positions searched for each.
+    monkeypatch.setattr(sokoban, "_MAX_POSITIONS_PER_RESET", 50_000)
+    env = make_env("Sokoban-v0", size=(12, 12), num_boxes=4, layout="open", max_solution_length=50)
+    settings = r"size=\(12, 12\), num_boxes=4, layout='open', .*max_solution_length=50"
+    with pytest.raises(ValueError, match=f"{settings}.*; use a smaller board or fewer boxes"):
+        env.reset(seed=0)
+
+
+def test_each_reset_has_the_whole_search_to_itself(monkeypatch):
+    monkeypatch.setattr(sokoban, "_MAX_POSITIONS_PER_RESET", 1000)
+    env = make_env("Sokoban-v0")
+    for seed in range(200):
+        env.reset(seed=seed)
