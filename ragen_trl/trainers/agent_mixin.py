@@ -289,8 +289,8 @@ class AgentMixin:
         if metrics.get("rollout/stop/token_budget", 0.0) > 0.1:
             logger.warning_once(
                 f"{metrics['rollout/stop/token_budget']:.0%} of the episodes ended because the next turn did not fit "
-                f"`max_completion_length={self.args.max_completion_length}`. They pay format penalties for fewer turns "
-                "than others, which rewards length: raise it."
+                f"`max_completion_length={self.args.max_completion_length}`. They pay format penalties for fewer "
+                "turns than others, which rewards length: raise it."
             )
         if metrics.get("rollout/cut_turn_rate", 0.0) > 0.9:
             logger.warning_once(
