@@ -12,14 +12,20 @@ _WHERE = {
     "AgentMixin": "ragen_trl.trainers.agent_mixin",
     "RagenGRPOConfig": "ragen_trl.trainers.grpo_config",
     "RagenGRPOTrainer": "ragen_trl.trainers.grpo_trainer",
+    "SNRFilterConfig": "ragen_trl.trainers.filter_config",
+    "SNRFilterMixin": "ragen_trl.trainers.filter_mixin",
     "env_dataset": "ragen_trl.rollout.dataset",
+    "select_groups": "ragen_trl.filtering",
 }
 __all__ = sorted(_WHERE)
 
 if TYPE_CHECKING:
+    from .filtering import select_groups as select_groups
     from .rollout.dataset import env_dataset as env_dataset
     from .trainers.agent_mixin import AgentConfig as AgentConfig
     from .trainers.agent_mixin import AgentMixin as AgentMixin
+    from .trainers.filter_config import SNRFilterConfig as SNRFilterConfig
+    from .trainers.filter_mixin import SNRFilterMixin as SNRFilterMixin
     from .trainers.grpo_config import RagenGRPOConfig as RagenGRPOConfig
     from .trainers.grpo_trainer import RagenGRPOTrainer as RagenGRPOTrainer
 

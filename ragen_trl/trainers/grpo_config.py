@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from trl import GRPOConfig
 
 from .agent_mixin import AgentConfig
+from .filter_config import SNRFilterConfig
 
 
 @dataclass
-class RagenGRPOConfig(AgentConfig, GRPOConfig):
+class RagenGRPOConfig(AgentConfig, SNRFilterConfig, GRPOConfig):
     """
-    Configuration class for the [`RagenGRPOTrainer`]: [`~trl.GRPOConfig`] with the settings of [`AgentConfig`] added.
-    All defaults of TRL's are kept.
+    Configuration class for the [`RagenGRPOTrainer`]: [`~trl.GRPOConfig`] with the settings of [`AgentConfig`] and
+    [`SNRFilterConfig`] added. All defaults of TRL's are kept.
 
     Raises:
         ValueError: If a setting is out of range, or the group size does not divide the batch.
@@ -27,6 +28,7 @@ class RagenGRPOConfig(AgentConfig, GRPOConfig):
                 raise ValueError(hint) from error
             raise
         self.check_agent_settings()
+        self.check_filter((self.generation_batch_size or 0) // self.num_generations, self.num_generations)
 
     def _group_size_hint(self) -> str | None:
         """What to do where the group size does not divide the batch; `None` if it does."""

@@ -19,13 +19,14 @@ from ..rollout.engine import RolloutSettings
 from ..rollout.protocol import ANSWER_CLOSE
 from ..rollout.trajectory import Trajectory
 from .agent_mixin import AgentMixin, AnyDataset, EpisodeReward
+from .filter_mixin import SNRFilterMixin
 from .grpo_config import RagenGRPOConfig
 
 
 _EMPTY_USER, _EMPTY_ANSWER = {"role": "user", "content": ""}, {"role": "assistant", "content": ""}
 
 
-class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
+class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
     """
     TRL's [`~trl.GRPOTrainer`] that plays an episode for each dataset row with an `env_id`.
 
@@ -72,6 +73,7 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
 
     _tag_names = ["trl", "grpo", "ragen-trl"]
     _name = "RAGEN-2 GRPO"
+    _needs_filter_settings = False
     _paper = {
         "title": "RAGEN-2: Reasoning Collapse in Agentic RL",
         "id": "2604.06268",
@@ -158,9 +160,7 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         whole batch has no other signal Adam makes a full step of it.
         """
         group_size = self.num_generations if self._mode == "train" else self.num_generations_eval
-        totals = (self._rewards_per_func * self.reward_weights.to(self._rewards_per_func)).nansum(dim=1)
-        totals = totals.masked_fill(self._rewards_per_func.isnan().all(dim=1), torch.nan)
-        flat = flat_groups(totals.view(-1, group_size))
+        flat = flat_groups(self._total_rewards().view(-1, group_size))
         advantages = output["advantages"]
         first = self.accelerator.process_index * len(advantages)
         mine = flat.repeat_interleave(group_size)[first : first + len(advantages)]
@@ -178,10 +178,23 @@ class RagenGRPOTrainer(AgentMixin, GRPOTrainer):
         prompts = [trajectory.prompt_messages or [_EMPTY_USER] for trajectory in trajectories]
         completions = [trajectory.completion_messages or [_EMPTY_ANSWER] for trajectory in trajectories]
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        facts = [[t.failed, t.success, sum(turn.format_penalty for turn in t.turns)] for t in trajectories]
+        failed, self._successes, self._penalties = gather(torch.tensor(facts, device=rewards.device).float()).T
         # Without any reward TRL leaves a row out of the group statistics and gives it no advantage.
-        failed = gather(torch.tensor([trajectory.failed for trajectory in trajectories], device=rewards.device))
-        self._rewards_per_func = rewards.masked_fill(failed.unsqueeze(1), torch.nan)
+        self._rewards_per_func = rewards.masked_fill(failed.bool().unsqueeze(1), torch.nan)
         return self._rewards_per_func
+
+    def _has_episodes(self) -> bool:
+        return bool(self.rollout_func == self._rollout)
+
+    def _rewards_to_rank(self) -> torch.Tensor:
+        totals = self._total_rewards()
+        match self.args.reward_variance_filtering_reward:
+            case "success":
+                return self._successes.masked_fill(totals.isnan(), torch.nan)
+            case "without_format_penalty":
+                return totals - self._penalties
+        return totals
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self._flush_episode_metrics()

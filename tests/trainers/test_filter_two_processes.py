@@ -1,0 +1,69 @@
+"""The filter on two ranks: one launch, many cases."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ranks(_model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks")
+    script = Path(__file__).parent / "filter_two_processes.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    process = subprocess.Popen(
+        [*command, str(out), _model.config._name_or_path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=400)  # a hang is a failure
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+    assert process.returncode == 0, output[-9000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_gradients_are_those_of_the_kept_groups(ranks):
+    checked = 0
+    for rank in ranks:
+        for name, case in rank.items():
+            if "difference" in case:
+                assert case["largest"] > 1e-3, name
+                assert case["difference"] < 1e-6 * max(1.0, case["largest"]), (name, case)
+                checked += 1
+    assert checked == 2 * (5 * 4 + 2 * 4)
+
+
+def test_rows_are_spread_evenly_and_each_is_used_once(ranks):
+    for name in ranks[0]:
+        sizes = [[len(step) for step in rank[name]["rows"]] for rank in ranks]
+        totals = [sum(steps) for steps in sizes]
+        assert abs(totals[0] - totals[1]) <= 1, name
+        rows = [row for rank in ranks for step in rank[name]["rows"] for row in step]
+        assert len(rows) == len(set(rows))
+    assert [sum(map(len, rank["one rank has none | grpo | 1"]["rows"])) for rank in ranks] == [4, 4]
+    assert sorted(sum(map(len, rank["an odd number of rows | dapo | 1"]["rows"])) for rank in ranks) == [1, 2]
+
+
+def test_nothing_kept_means_no_update(ranks):
+    for rank in ranks:
+        for name, case in rank.items():
+            if name.startswith("none"):
+                assert case["gradients"] == [] and case["empty_steps"] == [1.0] and case["kept_groups"] == [0.0]
+    assert any(name.startswith("none") for name in ranks[0])
+
+
+def test_ranks_agree(ranks):
+    for name, case in ranks[0].items():
+        assert case["norm"] == ranks[1][name]["norm"] and case["checksum"] == ranks[1][name]["checksum"], name
