@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
-from accelerate.utils import DistributedType, gather, gather_object
+from accelerate.utils import gather, gather_object
 from transformers import TrainerCallback
 
 from ..filtering import ROLLOUT_SCORES, GroupSelection, flat_groups, select_groups
@@ -19,7 +19,7 @@ from .repack import Row, blank, join_rows, plan_rows, split_rows
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 logger = get_logger(__name__)
 
@@ -83,6 +83,7 @@ class SNRFilterMixin:
     _needs_filter_settings = True
     _filtering = False
     _mean_terms_weight = 1.0
+    _is_empty = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,6 +102,8 @@ class SNRFilterMixin:
             groups = self.args.generation_batch_size // self.num_generations  # type: ignore[attr-defined]
             self.args.check_filter(groups, self.num_generations)
             self._check_host()
+            # DeepSpeed steps its optimizer inside `backward`, so a step that is to change nothing must not get there.
+            self.accelerator.backward = self._unless_empty(self.accelerator.backward)
             self._monitor = _Monitor(self)
             self.add_callback(self._monitor)  # type: ignore[attr-defined]
 
@@ -268,11 +271,20 @@ class SNRFilterMixin:
     def _no_loss(self, model: Any) -> torch.Tensor:
         """Loss of a micro-step without rows: nothing to go back through, unless gradients wait to be averaged."""
         waiting = self._monitor.rows_since_step > 0 and self.accelerator.sync_gradients
-        if not (waiting or self.accelerator.distributed_type == DistributedType.DEEPSPEED):
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        if not waiting:
+            self._is_empty = True
+            return torch.zeros((), device=self.accelerator.device)
         ids = torch.full((1, 2), self._tokenizer.pad_token_id, device=self.accelerator.device)
         logps, *_ = self._get_per_token_logps_and_entropies(model, ids, torch.ones_like(ids), 1)
         return logps.sum() * 0.0
+
+    def _unless_empty(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def backward_unless_empty(loss: torch.Tensor, **kwargs: Any) -> None:
+            if not self._is_empty:
+                backward(loss, **kwargs)
+            self._is_empty = False
+
+        return backward_unless_empty
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # type: ignore[misc]

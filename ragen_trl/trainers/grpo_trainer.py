@@ -196,6 +196,16 @@ class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
                 return totals - self._penalties
         return totals
 
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        if (self._engine is not None or self._filtering) and not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"The loss is {loss.item()}. Training stops before weights are overwritten; go on from the last "
+                "checkpoint. Rewards out of proportion, a learning rate that is too high, and half precision are the "
+                "usual causes."
+            )
+        return loss
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self._flush_episode_metrics()
         super().log(logs, start_time)

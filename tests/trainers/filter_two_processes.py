@@ -13,7 +13,9 @@ import conftest  # noqa: E402, F401  (environment and threads)
 import torch  # noqa: E402
 from filter_kit import difference, filtered, gradient_of, largest, members  # noqa: E402
 from helpers import build_model, build_tokenizer  # noqa: E402
-from kit import logs  # noqa: E402
+from kit import config, logs, trainer  # noqa: E402
+
+from ragen_trl import env_dataset  # noqa: E402
 
 
 OUT = Path(sys.argv[1])
@@ -66,10 +68,27 @@ def play(pattern: str, name: str, accumulation: int) -> dict:
     return seen
 
 
+def play_episodes() -> dict:
+    """Groups of 4 over ranks of 6 rows, a failing member, what is ranked gathered from episodes."""
+    settings = {"per_device_train_batch_size": 6, "num_generations": 4, "max_steps": 3}
+    settings |= {"reward_variance_filtering": "top_p", "reward_variance_filtering_reward": "without_format_penalty"}
+    data = env_dataset("helpers:Faulty-v0", 8, env_kwargs={"fault": "step", "members": [1]})
+    made = trainer(OUT / "episodes", MODEL, TOKENIZER, data, args=config(OUT / "episodes", **settings))
+    made.train()
+    return {
+        "rows": made.last_update_rows,
+        "scores": made.last_selection.scores.tolist(),
+        "kept_groups": logs(made, "filter/kept_groups"),
+        "norm": logs(made, "grad_norm"),
+        "checksum": [float(p.double().sum()) for p in made.model.parameters()],
+    }
+
+
 def main() -> None:
     cases = [(pattern, name, 1) for pattern in PATTERNS for name in SETTINGS]
     cases += [(pattern, name, 2) for pattern in ("even", "one rank has none") for name in SETTINGS]
     result = {f"{pattern} | {name} | {steps}": play(pattern, name, steps) for pattern, name, steps in cases}
+    result["episodes"] = play_episodes()
     rank = torch.distributed.get_rank()
     (OUT / f"rank{rank}.json").write_text(json.dumps(result))
 

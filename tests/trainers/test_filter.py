@@ -410,6 +410,47 @@ def test_settings_out_of_range_are_refused(tmp_path, settings, message):
         config(tmp_path, **({"reward_variance_filtering": "top_p"} | settings))
 
 
+def test_the_spread_that_counts_is_within_groups_whatever_the_scaling(model, tokenizer, tmp_path):
+    """Field report 3: batch scaling must not make a flat group look like one that varies."""
+    made = filtered(tmp_path, model, tokenizer, [0, 1], scale_rewards="batch")
+    made.train()
+    assert made.last_selection.kept.tolist() == [1]
+    assert made.outputs[0]["advantages"][:4].tolist() == [0.0] * 4
+
+
+def test_constant_rewards_cut_answers_and_kl_stay_finite(model, tokenizer, tmp_path):
+    """Field report 24."""
+
+    def cut(completions, **kwargs):
+        return [-1.0] * len(completions)
+
+    for strategy in (None, "top_p"):
+        made = trainer(
+            tmp_path, model, tokenizer, spreads([0, 0]), reward_funcs=cut,
+            settings={"beta": 0.1, "max_completion_length": 3, "max_steps": 5, "reward_variance_filtering": strategy,
+                      "reward_variance_filtering_max_empty_steps": 0, "mask_truncated_completions": True},
+        )  # fmt: skip
+        made.train()
+        assert all(torch.isfinite(p).all() for p in made.model.parameters())
+        assert all(abs(value) < 1e3 for value in logs(made, "loss") + logs(made, "grad_norm"))
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_are_lost(model, tokenizer, tmp_path):
+    made = filtered(tmp_path, model, tokenizer, [0, 1], learning_rate=1e-3)
+    keep = made._keep
+
+    def spoil(batches):
+        kept = keep(batches)
+        kept[-1]["advantages"] = kept[-1]["advantages"] * float("nan")
+        return kept
+
+    made._keep = spoil
+    before = parameters(made.model)
+    with pytest.raises(FloatingPointError, match="The loss is nan"):
+        made.train()
+    assert_same(before, parameters(made.model))
+
+
 def test_what_does_not_go_together_is_refused(model, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="'success' needs environments"):
         filtered(tmp_path, model, tokenizer, [1, 2], reward_variance_filtering_reward="success")

@@ -7,30 +7,34 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def ranks(_model, tmp_path_factory):
-    out = tmp_path_factory.mktemp("ranks")
-    script = Path(__file__).parent / "filter_two_processes.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+def launch(script, *arguments, timeout=400):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     process = subprocess.Popen(
-        [*command, str(out), _model.config._name_or_path],
+        [*command, str(Path(__file__).parent / script), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     try:
-        output, _ = process.communicate(timeout=400)  # a hang is a failure
+        output, _ = process.communicate(timeout=timeout)  # a hang is a failure
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait(60)
     assert process.returncode == 0, output[-9000:]
+
+
+@pytest.fixture(scope="module")
+def ranks(_model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks")
+    launch("filter_two_processes.py", out, _model.config._name_or_path)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -64,6 +68,25 @@ def test_nothing_kept_means_no_update(ranks):
     assert any(name.startswith("none") for name in ranks[0])
 
 
+def test_episodes(ranks):
+    first, second = (rank["episodes"] for rank in ranks)
+    assert first["scores"] == second["scores"] and any(first["scores"])
+    assert any(first["kept_groups"]) and any(norm > 0 for norm in first["norm"])
+
+
 def test_ranks_agree(ranks):
     for name, case in ranks[0].items():
         assert case["norm"] == ranks[1][name]["norm"] and case["checksum"] == ranks[1][name]["checksum"], name
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_sharded_training_is_as_unsharded(stage, _model, tmp_path):
+    """ZeRO steps its optimizer inside `backward`; an empty step leaves weights alone there too."""
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install ragen-trl[deepspeed]")
+    for number in (0, stage):
+        launch("filter_deepspeed.py", tmp_path, _model.config._name_or_path, number)
+    plain, sharded = (torch.load(tmp_path / f"stage{number}.pt") for number in (0, stage))
+    assert (plain[0] - plain[2]).abs().max() > 1e-5
+    for first, second in zip(plain, sharded, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
+    assert torch.equal(sharded[0], sharded[1])
