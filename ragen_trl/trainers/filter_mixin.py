@@ -42,10 +42,10 @@ class SNRFilterMixin:
 
     Groups are ranked by the raw total reward, and only those chosen by [`~ragen_trl.filtering.select_groups`] enter
     the update. The others take no part in any term of the loss (policy, KL, entropy bonus, router loss), in its
-    denominators or in its statistics: their rows are removed, the rest is spread evenly over the ranks, and every rank
-    runs the same number of passes. Where nothing is kept there is no update at all. The gradient is that of a batch
-    that held only the kept groups; means over tokens (`bnpo`, entropy bonus) are means over all kept tokens of an
-    optimizer step, whatever the micro-batches. Evaluation is never filtered.
+    denominators or in its statistics: their rows, and rows without a reward, are removed, the rest is spread evenly
+    over the ranks, and every rank runs the same number of passes. Where nothing is kept there is no update at all. The
+    gradient is that of a batch that held only the kept rows; means over tokens (`bnpo`, entropy bonus) are means over
+    all kept tokens of an optimizer step, whatever the micro-batches. Evaluation is never filtered.
 
     Its settings are those of [`SNRFilterConfig`], which [`~ragen_trl.RagenGRPOConfig`] has; off by default.
 
@@ -203,12 +203,14 @@ class SNRFilterMixin:
         selection = self.last_selection
         assert selection is not None
         own = {int(row["row"]): row for batch in batches for row in split_rows(batch)}
-        size, world_size = self.num_generations, self.accelerator.num_processes
-        steps = self.args.steps_per_generation
+        # A row without a reward says nothing either, even if the others of its group do.
+        scored = ~self._total_rewards().isnan().view(-1, self.num_generations)
+        kept = scored & torch.isin(torch.arange(len(scored)), selection.kept).to(scored.device).unsqueeze(1)
+        world_size, steps = self.accelerator.num_processes, self.args.steps_per_generation
         # Micro-steps that are surely of one generation and of one optimizer step.
         window_steps = gcd(steps, self.args.gradient_accumulation_steps)
         plan = plan_rows(
-            [int(group) * size + member for group in selection.kept for member in range(size)],
+            kept.flatten().nonzero().flatten().tolist(),
             world_size=world_size,
             rows_per_rank=len(own),
             windows=steps // window_steps,
@@ -220,7 +222,7 @@ class SNRFilterMixin:
         self.last_update_rows = [[row for row in rows if row is not None] for rows in mine]
         rows = self._with_foreign(own, [[row for ranks in plan for row in ranks[r]] for r in range(world_size)])
         factor = _SCALINGS[self.args.reward_variance_filtering_loss_scaling](selection.metrics["kept_share"])
-        spare = blank(next(iter(own.values())))
+        spare = blank(min(own.values(), key=lambda row: len(row["prompt_ids"]) + len(row["completion_ids"])))
         micro_batches = []
         for start in range(0, steps, window_steps):
             window = [row for ranks in plan[start : start + window_steps] for rows in ranks for row in rows]

@@ -418,6 +418,22 @@ def test_the_spread_that_counts_is_within_groups_whatever_the_scaling(model, tok
     assert made.outputs[0]["advantages"][:4].tolist() == [0.0] * 4
 
 
+def test_a_row_without_a_reward_is_never_trained_on(model, tokenizer, tmp_path):
+    """Field report 9: neither by its advantage nor by KL or entropy; the others' are of the three known rewards."""
+    made = trainer(
+        tmp_path, model, tokenizer, spreads([0, 0]), kind=Recording,
+        reward_funcs=lambda completions, **kwargs: [1.0, None, 1.0, 0.0, 2.0, 2.0, None, None],
+        settings={"reward_variance_filtering": "top_p", "shuffle_dataset": False, "beta": 0.1, "max_steps": 1,
+                  "scale_rewards": "none"},
+    )  # fmt: skip
+    made.train()
+    assert [sorted(rows) for rows in made.last_update_rows] == [[0, 2, 3]]
+    expected = torch.tensor([1 / 3, 0, 1 / 3, -2 / 3, 0, 0, 0, 0])
+    torch.testing.assert_close(made.outputs[0]["advantages"], expected)
+    assert logs(made, "filter/reward_before") == pytest.approx([1.2])
+    assert logs(made, "filter/reward_after") == pytest.approx([2 / 3])
+
+
 def test_constant_rewards_cut_answers_and_kl_stay_finite(model, tokenizer, tmp_path):
     """Field report 24."""
 

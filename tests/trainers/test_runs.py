@@ -186,7 +186,16 @@ def test_settings_of_gradient_checkpointing_outlive_a_rollout(model, tokenizer, 
     assert seen and all(kwargs == {"use_reentrant": True} for kwargs in seen)
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["plain", "reuse"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_iterations": 2},
+        {"reward_variance_filtering": "top_k", "reward_variance_top_k": 1, "per_device_train_batch_size": 4,
+         "gradient_accumulation_steps": 2},
+    ],
+    ids=["plain", "reuse", "filter"],
+)  # fmt: skip
 def test_a_resumed_run_is_the_uninterrupted_one(model, tokenizer, tmp_path, settings):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2} | settings
     data = env_dataset("helpers:Counter-v0", 6)  # a new pass over the data lies in between
