@@ -47,7 +47,7 @@ class GroupSelection:
     metrics: dict[str, float]
 
 
-def flat_groups(rewards: torch.Tensor, rtol: float = 1e-6) -> torch.Tensor:
+def flat_groups(rewards: torch.Tensor, rtol: float = 1e-6, scale: torch.Tensor | None = None) -> torch.Tensor:
     """
     Groups whose members all earned the same, so that none was better than another.
 
@@ -59,6 +59,9 @@ def flat_groups(rewards: torch.Tensor, rtol: float = 1e-6) -> torch.Tensor:
             Total reward of each rollout, (G, K). NaN for a rollout without a reward.
         rtol (`float`, *optional*, defaults to `1e-6`):
             Spread that counts as none, relative to the largest magnitude in the group.
+        scale (`torch.Tensor`, *optional*):
+            Magnitude of what each reward was computed from, (G, K), where that is larger than the reward: the parts
+            of a sum may cancel. Defaults to the rewards.
 
     Returns:
         `torch.Tensor`: (G,) bool. A group with no more than one reward is flat.
@@ -66,7 +69,7 @@ def flat_groups(rewards: torch.Tensor, rtol: float = 1e-6) -> torch.Tensor:
     live = ~rewards.isnan()
     highest = rewards.masked_fill(~live, -torch.inf).amax(dim=1)
     lowest = rewards.masked_fill(~live, torch.inf).amin(dim=1)
-    magnitude = rewards.abs().masked_fill(~live, 0.0).amax(dim=1)
+    magnitude = (rewards if scale is None else scale).abs().masked_fill(~live, 0.0).amax(dim=1)
     return (live.sum(dim=1) < 2) | (highest - lowest <= rtol * magnitude)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate.logging import get_logger
 from datasets import Dataset
-from transformers import IntervalStrategy
+from transformers import IntervalStrategy, TrainerCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ragen_envs.rows import HubDatasetError
@@ -43,7 +43,8 @@ class RecipeArguments:
         env_id (`str`, *optional*):
             Environment. Each recipe has its own default.
         env_kwargs (`dict` or `str`, *optional*):
-            Arguments of the environment, as a mapping or as JSON.
+            Arguments of the environment, as a mapping or as JSON. On the command line they take the place of all those
+            in the file.
         dataset_path (`str`, *optional*):
             Data of an environment that takes some: a Hub id, a file or a folder. Shorthand for `dataset` in
             `env_kwargs`.
@@ -63,7 +64,7 @@ class RecipeArguments:
 
     env_id: str | None = field(default=None, metadata={"help": "Environment. Each recipe has its own default."})
     env_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Arguments of the environment, as a mapping or as JSON."}
+        default=None, metadata={"help": "Arguments of the environment, instead of all those in the file; JSON."}
     )
     dataset_path: str | None = field(
         default=None, metadata={"help": "Data of the environment: a Hub id, a file or a folder."}
@@ -84,6 +85,11 @@ class RecipeArguments:
     def datasets(self) -> tuple[Dataset, Dataset | None]:
         """Rows to train on and rows to evaluate on."""
         kwargs = _mapping(self.env_kwargs)
+        if "split" in kwargs:
+            raise ValueError(
+                f"env_kwargs={kwargs!r} has a `split`. Problems to train on and to evaluate on are kept apart here: "
+                "leave it out."
+            )
         if self.dataset_path is not None:
             kwargs["dataset"] = self.dataset_path
         env_id = self.env_id or ""
@@ -139,6 +145,8 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
+    saving = _SaveAtTheEnd(trainer)
+    trainer.add_callback(saving)
 
     ################
     # Training
@@ -146,7 +154,8 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     resume = training_args.resume_from_checkpoint
     # On a command line "true" stands for the last checkpoint in `output_dir`.
     trainer.train(resume_from_checkpoint={"true": True, "false": None}.get(str(resume).lower(), resume))
-    trainer.save_model(training_args.output_dir)  # before anything else can fail
+    if not saving.done:
+        trainer.save_model(training_args.output_dir)
     done = evaluations(trainer.state.log_history)
     if eval_dataset is not None and not (done and done[-1]["step"] == trainer.state.global_step):
         trainer.evaluate()
@@ -161,6 +170,19 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
         print_summary(history, {"checkpoint": training_args.output_dir, "picture": str(picture)})
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=recipe.dataset_path)
+
+
+class _SaveAtTheEnd(TrainerCallback):
+    """Saves the model after the last step and not later: an evaluation follows there, which may fail."""
+
+    def __init__(self, trainer: RagenGRPOTrainer) -> None:
+        self._trainer = trainer
+        self.done = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps or control.should_training_stop:
+            self._trainer.save_model(args.output_dir)
+            self.done = True
 
 
 def usable_attention(name: str | None) -> str | None:

@@ -53,7 +53,7 @@ def env_dataset(
         different environments can be concatenated).
 
     Raises:
-        ValueError: If `num_problems` is not positive.
+        ValueError: If `num_problems` is not positive, or a seed does not fit 64 bits.
 
     Example:
 
@@ -64,6 +64,8 @@ def env_dataset(
     """
     if num_problems < 1:
         raise ValueError(f"`num_problems` must be at least 1, got {num_problems}.")
+    if not 0 <= seed <= 2**63 - num_problems:
+        raise ValueError(f"`seed` must be 0 or more, and the last one below 2**63, got {seed}.")
     kwargs = dict(env_kwargs or {})
     if split != "train":  # environments of a user's own need not know about splits
         kwargs["split"] = split
@@ -111,22 +113,29 @@ def check_rows(dataset: Dataset | IterableDataset, name: str, settings: RolloutS
     rows = list(_telling_rows(dataset))
     if not rows:
         raise ValueError(f"`{name}` is empty. Give at least one row.")
+    if isinstance(dataset, Dataset):
+        for prompt in dataset["prompt"]:
+            _leading_messages(prompt)
+    small: dict[str, Limits] = {}
     for row in rows:
         spec = episode_spec(row)
         env = make_env(spec.env_id, **spec.env_kwargs)
         check_env(env)
-        _warn_of_a_small_budget(settings, settings.limits_for(env), spec.env_id)
+        limits = settings.limits_for(env)
+        if limits.max_turns * limits.max_tokens_per_turn > (settings.max_completion_length or 0):
+            small[spec.env_id] = limits
+    for env_id, limits in small.items():
+        _warn_of_a_small_budget(settings, limits, env_id)
 
 
 def _warn_of_a_small_budget(settings: RolloutSettings, limits: Limits, env_id: str) -> None:
-    needed = limits.max_turns * limits.max_tokens_per_turn
-    if settings.max_completion_length is not None and settings.max_completion_length < needed:
-        logger.warning(
-            f"{env_id}: {limits.max_turns} turns of up to {limits.max_tokens_per_turn} tokens take {needed} and more, "
-            f"but `max_completion_length={settings.max_completion_length}`. Episodes of long turns will end early "
-            "(`rollout/stop/token_budget`) and so pay fewer format penalties than short ones, which rewards length. "
-            "Raise it, with room for observations, or lower `max_turns` or `max_tokens_per_turn`."
-        )
+    logger.warning(
+        f"{env_id}: {limits.max_turns} turns of up to {limits.max_tokens_per_turn} tokens take "
+        f"{limits.max_turns * limits.max_tokens_per_turn} and more, but `max_completion_length="
+        f"{settings.max_completion_length}`. Episodes of long turns will end early (`rollout/stop/token_budget`) and "
+        "so pay fewer format penalties than short ones, which rewards length. Raise it, with room for observations, "
+        "or lower `max_turns` or `max_tokens_per_turn`."
+    )
 
 
 def _telling_rows(dataset: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
@@ -167,7 +176,7 @@ def episode_spec(row: Mapping[str, Any], group: int = 0, noise_seed: tuple[int, 
         env_id=row["env_id"],
         seed=int(row["seed"]),
         env_kwargs=_env_kwargs(row.get("env_kwargs") or {}),
-        prompt=_leading_messages(row.get("prompt") or []),
+        prompt=_leading_messages(_EMPTY_PROMPT if row.get("prompt") is None else row["prompt"]),
         group=group,
         noise_seed=noise_seed,
     )
@@ -175,9 +184,10 @@ def episode_spec(row: Mapping[str, Any], group: int = 0, noise_seed: tuple[int, 
 
 def _is_seed(value: Any) -> bool:
     try:
-        return int(value) == float(value) >= 0
+        number = int(value)
     except (TypeError, ValueError, OverflowError):
         return False
+    return number >= 0 and (isinstance(value, str) or bool(number == value))
 
 
 def _env_kwargs(value: Any) -> dict[str, Any]:
@@ -193,9 +203,10 @@ def _env_kwargs(value: Any) -> dict[str, Any]:
 
 
 def _leading_messages(prompt: Any) -> list[dict[str, str]]:
-    if isinstance(prompt, str) or not all(message["role"] in ("system", "user") for message in prompt):
+    if isinstance(prompt, str) or not prompt or not all(m["role"] in ("system", "user") for m in prompt):
         raise ValueError(
             f"A row has prompt={prompt!r}. In a dataset with environments it holds the leading messages of the "
-            "episode, a list of messages of the roles system and user: the model's own begin with its first turn."
+            "episode, a list of at least one message (its content may be empty) of the roles system and user: the "
+            "model's own begin with its first turn."
         )
     return [message for message in prompt if message["content"]]

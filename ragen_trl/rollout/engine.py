@@ -185,7 +185,7 @@ class RolloutEngine:
         self.settings = settings
         self.chat = chat
         self._generator = generator
-        self._context_length = math.inf if context_length is None else context_length
+        self.context_length = math.inf if context_length is None else context_length
         self._agree = agree or (lambda playing: playing)
         self._workers = WorkerPool(settings.env_workers)
         # Constructing an environment may cost more than an episode, so instances are kept for the next rollout.
@@ -256,13 +256,13 @@ class RolloutEngine:
         if self._tokens_left(trajectory) < limits.max_tokens_per_turn:
             raise ValueError(
                 f"a prompt of {len(trajectory.prompt_ids)} tokens leaves no room for a turn of "
-                f"{limits.max_tokens_per_turn} in the model's context of {self._context_length} tokens; shorten the "
+                f"{limits.max_tokens_per_turn} in the model's context of {self.context_length} tokens; shorten the "
                 "instruction or the problem, or lower `max_tokens_per_turn`"
             )
 
     def _tokens_left(self, trajectory: Trajectory) -> float:
         used = len(trajectory.completion_ids)
-        budget = min(self.settings.max_completion_length or 0, self._context_length - len(trajectory.prompt_ids))
+        budget = min(self.settings.max_completion_length or 0, self.context_length - len(trajectory.prompt_ids))
         return budget - used
 
     def _turn_message(self, episode: _Episode, observation: str) -> str:

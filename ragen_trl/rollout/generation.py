@@ -88,6 +88,11 @@ class TransformersGenerator:
             Text that ends a turn, the token that completes it included.
         keep_alive (`bool`, *optional*, defaults to `False`):
             Whether to run the model also when there is nothing to sample: sharded models wait for all ranks.
+        defaults ([`~transformers.GenerationConfig`], *optional*):
+            The model's own, which fills in what `generation_config` leaves open.
+
+    Raises:
+        ValueError: If a setting would sample from another distribution than the one recorded and trained.
     """
 
     def __init__(
@@ -98,7 +103,9 @@ class TransformersGenerator:
         stop_ids: Iterable[int] = (),
         stop_string: str = "",
         keep_alive: bool = False,
+        defaults: GenerationConfig | None = None,
     ) -> None:
+        _refuse_other_distributions(generation_config, defaults)
         self._model_context = model_context
         self._tokenizer = tokenizer
         configured = generation_config.eos_token_id
@@ -156,6 +163,36 @@ class TransformersGenerator:
             if token in self._stop_ids or (self._stop is not None and self._stop.completes(ids[: i + 1])):
                 return i + 1
         return len(ids)
+
+
+# Settings of `generate` that change what is sampled beyond temperature and truncation, and their harmless values.
+_HARMLESS = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "no_repeat_ngram_size": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "guidance_scale": (1,),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+}
+
+
+def _refuse_other_distributions(config: GenerationConfig, defaults: GenerationConfig | None) -> None:
+    for name, harmless in _HARMLESS.items():
+        own = getattr(config, name, None)
+        value = getattr(defaults, name, None) if own is None else own
+        if value is not None and value not in harmless:
+            where = f"`model.generation_config.{name}`" if own is None else f"`generation_kwargs[{name!r}]`"
+            raise ValueError(
+                f"{where} is {value!r}, which samples from another distribution than the one that is trained. Leave "
+                "it out (set it to `None`)."
+            )
 
 
 class VLLMGenerator:

@@ -97,9 +97,8 @@ def episode_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     by_env: dict[str, list[EpisodeSummary]] = defaultdict(list)
     for summary in summaries:
-        by_env[summary.env_id].append(summary)
-    for env_id, episodes in by_env.items():
-        name = env_id.removeprefix("ragen_envs/").rpartition(":")[2]
+        by_env[summary.env_id.removeprefix("ragen_envs/").rpartition(":")[2]].append(summary)
+    for name, episodes in by_env.items():
         metrics.update({f"env/{name}/{key}": value for key, value in _env_metrics(episodes).items()})
     metrics.update({f"rollout/{key}": value for key, value in _rollout_metrics(summaries).items()})
     return metrics
@@ -130,7 +129,8 @@ def _env_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
 
 
 def _rollout_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
-    turns = sum(s.turns for s in summaries)
+    live = [s for s in summaries if not s.failed]
+    turns = sum(s.turns for s in live)
     reasons: tuple[StopReason, ...] = (
         "terminated",
         "truncated",
@@ -142,9 +142,9 @@ def _rollout_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
     )
     metrics = {f"stop/{reason}": fmean(s.stop_reason == reason for s in summaries) for reason in reasons}
     metrics["failure_rate"] = fmean(s.failed for s in summaries)
-    metrics["retokenization_drift"] = fmean(s.drifted for s in summaries)
-    if turns:
-        metrics["tokens_per_turn"] = sum(s.tokens for s in summaries) / turns
-        metrics["well_formed_rate"] = sum(s.well_formed_turns for s in summaries) / turns
-        metrics["cut_turn_rate"] = sum(s.cut_turns for s in summaries) / turns
+    if live:
+        metrics["retokenization_drift"] = fmean(s.drifted for s in live)
+        metrics["tokens_per_turn"] = sum(s.tokens for s in live) / turns
+        metrics["well_formed_rate"] = sum(s.well_formed_turns for s in live) / turns
+        metrics["cut_turn_rate"] = sum(s.cut_turns for s in live) / turns
     return metrics

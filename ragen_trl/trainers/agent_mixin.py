@@ -119,6 +119,7 @@ class AgentMixin:
         _metrics: dict[str, dict[str, list[float]]]
 
     _engine: RolloutEngine | None = None
+    _eval_name = ""
 
     @staticmethod
     def _episode_settings(args: Any, train_dataset: AnyDataset | None, eval_dataset: Any) -> RolloutSettings | None:
@@ -180,6 +181,15 @@ class AgentMixin:
         self._num_batches = 0
         self._eval_episodes: int | None = None
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        # Metrics of one of several datasets get its name, as its loss does: `eval_<name>_env/...`.
+        outer, prefix = self._eval_name, kwargs.get("metric_key_prefix", "eval")
+        self._eval_name = f"{prefix.removeprefix('eval_')}_" if prefix.startswith("eval_") else ""
+        try:
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._eval_name = outer
+
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         loader = super().get_eval_dataloader(*args, **kwargs)  # type: ignore[misc]
         if self._engine is not None:
@@ -188,6 +198,12 @@ class AgentMixin:
         return loader
 
     def _make_generator(self, settings: RolloutSettings, chat: ChatFormat, sharded: bool) -> Generator:
+        temperature = (self.args.generation_kwargs or {}).get("temperature", self.args.temperature)
+        if temperature != self.args.temperature:
+            raise ValueError(
+                f"`generation_kwargs` has the temperature {temperature}, log-probabilities would be computed at "
+                f"`temperature={self.args.temperature}`. Set the second."
+            )
         if self.args.use_vllm:
             backend = self.vllm_generation  # type: ignore[attr-defined]
             return VLLMGenerator(backend, chat.tokenizer.pad_token_id, self._largest_of_ranks)
@@ -198,6 +214,7 @@ class AgentMixin:
             stop_ids=[chat.end_of_turn_id] if chat.end_of_turn_id is not None else [],
             stop_string=ANSWER_CLOSE if settings.stop_at_answer else "",
             keep_alive=sharded,
+            defaults=getattr(self.model, "generation_config", None),
         )
 
     @contextmanager
@@ -266,11 +283,13 @@ class AgentMixin:
         ]
         summaries: list[EpisodeSummary] = gather_object(local)
         self._summaries[self._mode].extend(summaries)
-        failed = [summary for summary in summaries if summary.failed]
+        # An evaluation is judged by all of it so far: its last batch may be a single episode.
+        judged = summaries if self._mode == "train" else self._summaries["eval"]
+        failed = [summary for summary in judged if summary.failed]
         # Gathered before this point, so that all ranks stop together.
-        if len(failed) > self.args.max_failure_rate * len(summaries):
+        if len(failed) > self.args.max_failure_rate * len(judged):
             raise RuntimeError(
-                f"{len(failed)} of {len(summaries)} episodes failed, more than `max_failure_rate="
+                f"{len(failed)} of {len(judged)} episodes failed, more than `max_failure_rate="
                 f"{self.args.max_failure_rate}` allows. The first, of {failed[0].env_id}: {failed[0].error}. Mend the "
                 "environment or the service behind it and resume from the last checkpoint, or raise the limit."
             )
@@ -285,17 +304,17 @@ class AgentMixin:
         metrics = episode_metrics(summaries)
         self._summaries[self._mode].clear()
         for name, value in metrics.items():
-            self._metrics[self._mode][name] = [value]
+            self._metrics[self._mode][f"{self._eval_name}{name}"] = [value]
         if metrics.get("rollout/stop/token_budget", 0.0) > 0.1:
             logger.warning_once(
-                f"{metrics['rollout/stop/token_budget']:.0%} of the episodes ended because the next turn did not fit "
-                f"`max_completion_length={self.args.max_completion_length}`. They pay format penalties for fewer "
-                "turns than others, which rewards length: raise it."
+                "More than a tenth of the episodes ended because the next turn did not fit: `max_completion_length="
+                f"{self.args.max_completion_length}`, the model's context is {self._engine.context_length:g} tokens. "
+                "They pay format penalties for fewer turns than others, which rewards length: raise the smaller one."
             )
         if metrics.get("rollout/cut_turn_rate", 0.0) > 0.9:
             logger.warning_once(
-                f"{metrics['rollout/cut_turn_rate']:.0%} of the turns ran into `max_tokens_per_turn` before they gave "
-                "an answer. If returns do not vary, nothing is learned: raise the limit or ask for shorter answers."
+                "More than 90% of the turns ran into `max_tokens_per_turn` before they gave an answer. If returns do "
+                "not vary, nothing is learned: raise the limit or ask for shorter answers."
             )
 
 

@@ -69,6 +69,7 @@ class SNRFilterMixin:
         is_deepspeed_enabled: bool
         loss_type: str
         num_generations: int
+        num_generations_eval: int
         pad_to_multiple_of: int | None
         reward_weights: torch.Tensor
         use_liger_kernel: bool
@@ -132,11 +133,18 @@ class SNRFilterMixin:
         return self._rewards_per_func
 
     def _total_rewards(self) -> torch.Tensor:
-        """Weighted sum of the rewards of each row of all ranks, (N,); NaN where no function gave any."""
-        rewards = self._rewards_per_func
-        assert rewards is not None
-        totals = (rewards * self.reward_weights.to(rewards)).nansum(dim=1)
-        return totals.masked_fill(rewards.isnan().all(dim=1), torch.nan)
+        """
+        Weighted sum of the rewards of each row of all ranks, (N,) float64 on the CPU; NaN where no function gave any.
+        In a group whose sums differ by no more than rounding of their summands all are equal.
+        """
+        assert self._rewards_per_func is not None
+        parts = self._rewards_per_func.to("cpu", torch.float64) * self.reward_weights.to("cpu", torch.float64)
+        missing = parts.isnan().all(dim=1)
+        shape = (-1, self.num_generations if self.model.training else self.num_generations_eval)
+        totals = parts.nansum(dim=1).masked_fill(missing, torch.nan).view(shape)
+        flat = flat_groups(totals, scale=parts.abs().nansum(dim=1).view(shape))
+        means = totals.nanmean(dim=1, keepdim=True).expand_as(totals)
+        return torch.where(flat.unsqueeze(1) & ~totals.isnan(), means, totals).flatten()
 
     def _rewards_to_rank(self) -> torch.Tensor:
         """What groups are ranked by, (N,) over the rows of all ranks."""
@@ -205,7 +213,7 @@ class SNRFilterMixin:
         own = {int(row["row"]): row for batch in batches for row in split_rows(batch)}
         # A row without a reward says nothing either, even if the others of its group do.
         scored = ~self._total_rewards().isnan().view(-1, self.num_generations)
-        kept = scored & torch.isin(torch.arange(len(scored)), selection.kept).to(scored.device).unsqueeze(1)
+        kept = scored & torch.isin(torch.arange(len(scored)), selection.kept).unsqueeze(1)
         world_size, steps = self.accelerator.num_processes, self.args.steps_per_generation
         # Micro-steps that are surely of one generation and of one optimizer step.
         window_steps = gcd(steps, self.args.gradient_accumulation_steps)

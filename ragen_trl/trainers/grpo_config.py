@@ -24,11 +24,25 @@ class RagenGRPOConfig(AgentConfig, SNRFilterConfig, GRPOConfig):
         try:
             super().__post_init__()
         except ValueError as error:
-            if hint := self._group_size_hint():
+            if hint := self._group_size_hint() or self.eval_batch_hint():
                 raise ValueError(hint) from error
             raise
         self.check_agent_settings()
         self.check_filter((self.generation_batch_size or 0) // self.num_generations, self.num_generations)
+
+    def eval_batch_hint(self) -> str | None:
+        """What to do where an evaluation batch holds no whole groups; `None` if it does."""
+        if not self.generation_batch_size:  # refused before it was known
+            return None
+        group = self.num_generations_eval or self.num_generations
+        size = self.per_device_eval_batch_size * self.world_size
+        if not group or size % group == 0:
+            return None
+        return (
+            f"`num_generations_eval={group}` (default: `num_generations`) does not divide the evaluation batch of "
+            f"{size} rollouts (per_device_eval_batch_size={self.per_device_eval_batch_size} x processes="
+            f"{self.world_size}). Set `num_generations_eval=1`, or make the batch a multiple of {group}."
+        )
 
     def _group_size_hint(self) -> str | None:
         """What to do where the group size does not divide the batch; `None` if it does."""

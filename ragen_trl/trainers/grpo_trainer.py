@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOTrainer
 
@@ -110,8 +111,10 @@ class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
         if settings is not None:
             _refuse_others(rollout_func=rollout_func, tools=tools, environment_factory=environment_factory)
             args = _for_episodes(args, settings, reward_funcs)
-            if eval_dataset is not None:
-                _check_eval_batch(args)
+            _check_amount(args, train_dataset)
+            # TRL checks this only if `eval_strategy` asks for evaluations, and `evaluate()` then fails on a shape.
+            if eval_dataset is not None and (hint := args.eval_batch_hint()):
+                raise ValueError(hint)
             reward_funcs, reward_processing_classes = _with_episode_reward(reward_funcs, reward_processing_classes)
             rollout_func = self._rollout
         with warnings.catch_warnings():
@@ -160,13 +163,14 @@ class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
         whole batch has no other signal Adam makes a full step of it.
         """
         group_size = self.num_generations if self._mode == "train" else self.num_generations_eval
-        flat = flat_groups(self._total_rewards().view(-1, group_size))
+        totals = self._total_rewards()
+        flat = flat_groups(totals.view(-1, group_size))
         advantages = output["advantages"]
         first = self.accelerator.process_index * len(advantages)
         mine = flat.repeat_interleave(group_size)[first : first + len(advantages)]
-        output["advantages"] = advantages.masked_fill(mine, 0.0)
-        if self.scale_rewards != "batch":
-            self._metrics[self._mode]["frac_reward_zero_std"][-1] = flat.float().mean().item()
+        output["advantages"] = advantages.masked_fill(mine.to(advantages.device), 0.0)
+        scaled_together = flat_groups(totals.view(1, -1)) if self.scale_rewards == "batch" else flat
+        self._metrics[self._mode]["frac_reward_zero_std"][-1] = scaled_together.double().mean().item()
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -191,9 +195,9 @@ class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
         totals = self._total_rewards()
         match self.args.reward_variance_filtering_reward:
             case "success":
-                return self._successes.masked_fill(totals.isnan(), torch.nan)
+                return self._successes.to(totals).masked_fill(totals.isnan(), torch.nan)
             case "without_format_penalty":
-                return totals - self._penalties
+                return totals - self._penalties.to(totals)
         return totals
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -220,15 +224,14 @@ def _refuse_others(**others: Any) -> None:
         )
 
 
-def _check_eval_batch(args: RagenGRPOConfig) -> None:
-    """TRL checks this only if `eval_strategy` asks for evaluations, and `evaluate()` then fails on a shape."""
-    group = args.num_generations_eval or args.num_generations
-    size = args.per_device_eval_batch_size * args.world_size
-    if size % group:
+def _check_amount(args: RagenGRPOConfig, train_dataset: AnyDataset | None) -> None:
+    """TRL leaves out groups that do not fill a batch, and would train no step at all without a word."""
+    groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
+    if isinstance(train_dataset, Dataset) and len(train_dataset) < groups:
         raise ValueError(
-            f"`num_generations_eval={group}` (default: `num_generations`) does not divide the evaluation batch of "
-            f"{size} rollouts (per_device_eval_batch_size={args.per_device_eval_batch_size} x processes="
-            f"{args.world_size}). Set `num_generations_eval=1`, or make the batch a multiple of {group}."
+            f"`train_dataset` has {len(train_dataset)} row(s), a batch takes {groups} groups (generation_batch_size="
+            f"{args.generation_batch_size}, num_generations={args.num_generations}), so not even one step could be "
+            "made. Give more rows, or make the batch smaller."
         )
 
 

@@ -15,7 +15,7 @@ def count_positions_from_mask(model: torch.nn.Module) -> int:
 
     TRL pads prompts on the left and gives no positions. Most models only see differences of positions, and that does
     not matter to them; these would look up other positions than in sampling, up to an index beyond their table. Models
-    of other kinds, among them those that count from the mask themselves, are left alone.
+    of other kinds are left alone.
 
     Args:
         model (`torch.nn.Module`):
@@ -34,9 +34,15 @@ def _has_table_of_positions(module: torch.nn.Module) -> bool:
     size = getattr(getattr(module, "config", None), "max_position_embeddings", None)
     if size is None or "position_ids" not in inspect.signature(module.forward).parameters:
         return False
-    # A subclass of `Embedding` counts in a way of its own.
-    tables = [child for child in module.children() if type(child) is torch.nn.Embedding]
-    return any(table.num_embeddings == size and table is not _words(module) for table in tables)
+    return any(_is_table(child, size) and child is not _words(module) for child in module.children())
+
+
+def _is_table(module: torch.nn.Module, size: int) -> bool:
+    if type(module) is torch.nn.Embedding:
+        return module.num_embeddings == size
+    # Kinds of their own, e.g. with places in front (OPT, BioGPT) or sinusoids (XGLM). Those that count from the mask
+    # by themselves come to the same.
+    return type(module).__name__.endswith("PositionalEmbedding")
 
 
 def _words(module: torch.nn.Module) -> Any:

@@ -139,6 +139,7 @@ def test_what_is_missing_is_explained(argv, cause, tmp_path, monkeypatch):
         (["--config=/nope.yaml"], SystemExit, "/nope.yaml.*quickstart_math.yaml"),
         (["--config"], SystemExit, "no such file"),
         (["--env_kwargs", "{"], ValueError, "env_kwargs='{'.*JSON"),
+        (["--env_kwargs", '{"split": "validation"}'], ValueError, "split.*leave it out"),
         (["--env_kwargs", "3"], ValueError, "env_kwargs='3'.*JSON"),
         (["--push_to_hub", "true", "--hub_model_id", "a/b"], Exception, "repos/create"),
     ],
@@ -171,9 +172,11 @@ def test_a_failing_last_evaluation_does_not_lose_the_model(tmp_path, monkeypatch
         raise RuntimeError("no memory left")
 
     monkeypatch.setattr("ragen_trl.recipe.RagenGRPOTrainer.evaluate", fail)
-    with pytest.raises(RuntimeError, match="no memory left"):
-        run_quickly(tmp_path, "--eval_strategy", "no")
-    assert (tmp_path / "model.safetensors").is_file()
+    for strategy in ("no", "steps"):  # an evaluation of ours, and that of the Trainer after the last step
+        folder = tmp_path / strategy
+        with pytest.raises(RuntimeError, match="no memory left"):
+            run_quickly(folder, "--eval_strategy", strategy)
+        assert (folder / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("config", ACCELERATE, ids=lambda path: path.name)

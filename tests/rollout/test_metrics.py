@@ -78,12 +78,24 @@ def test_means_over_live_episodes_and_rates_over_all():
         "rollout/stop/timeout": 0.0,
         "rollout/stop/error": 1 / 4,
         "rollout/failure_rate": 1 / 4,
-        "rollout/retokenization_drift": 1 / 4,
-        "rollout/tokens_per_turn": 110 / 9,
-        "rollout/well_formed_rate": 7 / 9,
-        "rollout/cut_turn_rate": 1 / 9,
+        "rollout/retokenization_drift": 1 / 3,
+        "rollout/tokens_per_turn": 100 / 8,
+        "rollout/well_formed_rate": 6 / 8,
+        "rollout/cut_turn_rate": 1 / 8,
     }
     assert metrics == pytest.approx(expected)
+
+
+def test_spellings_of_one_environment_are_one():
+    metrics = episode_metrics(
+        [summary(env_id="Sokoban-v0", reward=1.0), summary(env_id="ragen_envs/Sokoban-v0", group=(1, 1), reward=-3.0)]
+    )
+    assert metrics["env/Sokoban-v0/return"] == -1.0
+
+
+def test_nothing_is_said_of_turns_where_all_failed():
+    metrics = episode_metrics([summary(failed=True, stop_reason="error", turns=1, tokens=5)])
+    assert metrics["rollout/failure_rate"] == 1.0 and "rollout/tokens_per_turn" not in metrics
 
 
 def test_environments_and_groups_are_kept_apart():

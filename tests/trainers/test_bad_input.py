@@ -93,10 +93,50 @@ def test_seeds_that_are_none(make, seed):
     refused(make(rows(seed=[good, seed], **row)), str(seed), "whole numbers of 0 or more")
 
 
+def test_large_seeds_are_seeds(make):
+    make(env_dataset("helpers:Counter-v0", 8, seed=2**53 + 1))()
+    refused(lambda: env_dataset("helpers:Counter-v0", 8, seed=2**63), "below 2**63")
+    refused(lambda: env_dataset("helpers:Counter-v0", 8, seed=-1), "0 or more", "-1")
+
+
+def test_a_bad_prompt_in_a_later_row(make):
+    good = [{"role": "user", "content": ""}]
+    row = {"env_id": ["helpers:Counter-v0"] * 2, "seed": [1, 2]}
+    refused(make(rows(prompt=[good, [{"role": "assistant", "content": "y"}]], **row)), "assistant", "user")
+    refused(make(rows(prompt=[good, []], **row)), "prompt=[]", "at least one message")
+
+
+def test_fewer_rows_than_a_batch_takes(make):
+    refused(make(env_dataset("helpers:Counter-v0", 1)), "1 row(s)", "2 groups", "num_generations=4", "more rows")
+    make(env_dataset("helpers:Counter-v0", 2))()
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"num_beams": 2}, {"no_repeat_ngram_size": 1}, {"min_new_tokens": 5}, {"suppress_tokens": [5]},
+               {"guidance_scale": 1.5}, {"bad_words_ids": [[5]]}, {"num_return_sequences": 2}],
+)  # fmt: skip
+def test_sampling_from_another_distribution(make, model, kwargs):
+    (name,) = kwargs
+    refused(make(settings={"generation_kwargs": kwargs}), f"generation_kwargs['{name}']", "another distribution")
+
+
+def test_sampling_from_another_distribution_by_the_model(model, tokenizer, tmp_path):
+    model.generation_config.suppress_tokens = [5]
+    refused(lambda: trainer(tmp_path, model, tokenizer), "model.generation_config.suppress_tokens", "[5]", "None")
+
+
+def test_two_temperatures(make):
+    settings = {"generation_kwargs": {"temperature": 0.3}}
+    refused(make(settings=settings), "temperature 0.3", "temperature=1.0", "Set the second")
+    make(settings=settings | {"temperature": 0.3})()
+
+
 def test_a_budget_that_ends_episodes_early_is_pointed_out(make, caplog):
     make(settings={"max_completion_length": 4 * 12})()
     assert "max_completion_length" not in caplog.text
-    make(settings={"max_completion_length": 4 * 12 - 1})()
+    several = [env_dataset("helpers:Counter-v0", 2, env_kwargs={"pay": float(i)}) for i in range(3)]
+    make(concatenate_datasets(several), settings={"max_completion_length": 4 * 12 - 1})()
+    assert caplog.text.count("4 turns of up to 12") == 1
     assert "4 turns of up to 12 tokens take 48" in caplog.text and "max_completion_length=47" in caplog.text
 
 
@@ -217,3 +257,5 @@ def test_an_evaluation_batch_that_holds_no_whole_groups(make):
     refused(make(data, eval_dataset=data, settings=settings), "num_generations_eval=4", "6", "num_generations_eval=1")
     make(data, settings=settings)()
     make(data, eval_dataset=data, settings=settings | {"num_generations_eval": 3})()
+    settings |= {"eval_strategy": "steps", "eval_steps": 1}
+    refused(make(data, eval_dataset=data, settings=settings), "num_generations_eval=4", "num_generations_eval=1")

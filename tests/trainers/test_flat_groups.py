@@ -42,6 +42,24 @@ def test_with_weighted_reward_functions_too(model, tokenizer, tmp_path, scale_re
     before = parameters(made.model)
     made.train()
     assert_same(before, parameters(made.model))
+    assert logs(made, "frac_reward_zero_std") == [1.0]
+
+
+def test_parts_that_cancel_are_equal_totals(model, tokenizer, tmp_path):
+    """Members differ in their parts, and the sums by what rounding leaves of them."""
+
+    def against(trajectory, **kwargs):
+        return [-t.reward / 1.1 for t in trajectory]
+
+    made = played_by(
+        tokenizer, lambda t: "win</answer>" if t.spec.noise_seed[1] % 2 else "nonsense", model, tmp_path, against,
+        num_generations=8, max_turns=3, reward_weights=[1.1],
+    )  # fmt: skip
+    before = parameters(made.model)
+    made.train()
+    assert len({t.reward for t in made.batches[0]}) == 2
+    assert_same(before, parameters(made.model))
+    assert logs(made, "frac_reward_zero_std") == [1.0]
 
 
 def test_groups_that_differ_keep_trls_advantages(model, tokenizer, tmp_path):

@@ -6,7 +6,18 @@ import pytest
 import torch
 from kit import Recording, config
 from test_episodes import one_batch
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    BioGptConfig,
+    BioGptForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    XGLMConfig,
+    XGLMForCausalLM,
+)
 
 from ragen_trl import env_dataset
 from ragen_trl.trainers.positions import count_positions_from_mask
@@ -18,6 +29,10 @@ MODELS = {
     "gpt_neo": lambda: GPTNeoForCausalLM(
         GPTNeoConfig(**SIZES, hidden_size=16, num_layers=1, num_heads=2, attention_types=[[["global"], 1]])
     ),
+    "biogpt": lambda: BioGptForCausalLM(
+        BioGptConfig(**SIZES, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    ),
+    "xglm": lambda: XGLMForCausalLM(XGLMConfig(**SIZES, d_model=16, num_layers=1, attention_heads=2, ffn_dim=16)),
     "opt": lambda: OPTForCausalLM(
         OPTConfig(
             **SIZES, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16, word_embed_proj_dim=16
@@ -26,18 +41,18 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("name", "changed"), [("gpt2", 1), ("gpt_neo", 1), ("opt", 0)])
-def test_padding_on_the_left_changes_nothing(name, changed):
+@pytest.mark.parametrize(("name", "wrong"), [(name, name != "opt") for name in MODELS])
+def test_padding_on_the_left_changes_nothing(name, wrong):
     model = MODELS[name]().eval()
     ids = torch.randint(5, 400, (1, 12))
     alone = model(input_ids=ids).logits
     padded = torch.cat([torch.zeros(1, 7, dtype=torch.long), ids, torch.zeros(1, 4, dtype=torch.long)], dim=1)
     mask = torch.cat([torch.zeros(1, 7), torch.ones(1, 12), torch.zeros(1, 4)], dim=1).long()
     before = model(input_ids=padded, attention_mask=mask).logits[:, 7:19]
-    assert torch.allclose(before, alone, atol=1e-5) == (changed == 0)
-    assert count_positions_from_mask(model) == changed
+    assert torch.allclose(before, alone, atol=1e-5) == (not wrong)
+    assert count_positions_from_mask(model) == 1
     torch.testing.assert_close(model(input_ids=padded, attention_mask=mask).logits[:, 7:19], alone, atol=1e-5, rtol=0)
-    if changed:
+    if name == "gpt2":
         own = torch.arange(23).unsqueeze(0)
         given = model(input_ids=padded, attention_mask=mask, position_ids=own).logits[:, 7:19]
         torch.testing.assert_close(given, before)

@@ -7,11 +7,12 @@ from statistics import fmean
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from kit import Recording, assert_same, config, logs, moved, parameters, trainer
 from trl.models import unwrap_model_for_generation
 
 from ragen_trl import RagenGRPOTrainer, env_dataset
+from ragen_trl.rollout import PolicyGenerator
 
 
 VARIANTS = {
@@ -149,7 +150,40 @@ def test_several_evaluation_sets(model, tokenizer, tmp_path):
     sets = {"short": env_dataset("helpers:Lottery-v0", 2), "long": env_dataset("helpers:Counter-v0", 3)}
     metrics = trainer(tmp_path, model, tokenizer, eval_dataset=sets).evaluate()
     assert "eval_short_loss" in metrics and "eval_long_loss" in metrics
-    assert "eval_env/Lottery-v0/return" in metrics and "eval_env/Counter-v0/return" in metrics
+    assert "eval_short_env/Lottery-v0/return" in metrics and "eval_long_env/Counter-v0/return" in metrics
+
+
+def test_several_evaluation_sets_of_one_environment(model, tokenizer, tmp_path):
+    sets = {
+        name: env_dataset("helpers:Counter-v0", 2, env_kwargs={"pay": pay}) for name, pay in (("a", 1.0), ("b", -5.0))
+    }
+    made = trainer(tmp_path, model, tokenizer, eval_dataset=sets)
+    made._engine._generator = PolicyGenerator(tokenizer, lambda t: "win</answer>")
+    metrics = made.evaluate()
+    assert metrics["eval_a_env/Counter-v0/return"] == 1.0 and metrics["eval_b_env/Counter-v0/return"] == -5.0
+    assert "eval_env/Counter-v0/return" not in metrics
+    assert made.evaluate(sets["b"])["eval_env/Counter-v0/return"] == -5.0
+
+
+def test_an_evaluation_is_judged_by_all_of_it(model, tokenizer, tmp_path):
+    """One failed episode alone in the last batch is one of nine, not one of one."""
+
+    def data(*failing):
+        kwargs = [{"fault": "reset", "members": [0] if i in failing else []} for i in range(9)]
+        return concatenate_datasets(
+            [env_dataset("helpers:Faulty-v0", 1, seed=i, env_kwargs=k) for i, k in enumerate(kwargs)]
+        )
+
+    settings = {"num_generations_eval": 1, "per_device_eval_batch_size": 8}
+    loader = trainer(tmp_path, model, tokenizer, eval_dataset=data(), settings=settings).get_eval_dataloader()
+    (last,) = [row["seed"] for row in list(loader)[-1]][:1]
+    bad = data(last).filter(lambda row: row["seed"] == last)
+    made = trainer(tmp_path, model, tokenizer, eval_dataset=data(last), settings=settings)
+    metrics = made.evaluate()
+    assert metrics["eval_env/Faulty-v0/failure_rate"] == pytest.approx(1 / 9)
+    only = trainer(tmp_path, model, tokenizer, eval_dataset=bad, settings=settings)
+    with pytest.raises(RuntimeError, match="1 of 1 episodes failed"):
+        only.evaluate()
 
 
 def test_other_data_given_to_evaluate(model, tokenizer, tmp_path):
