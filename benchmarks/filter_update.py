@@ -6,8 +6,9 @@ What dropping groups saves: time of an update with a part of the groups kept, ag
 
 The shipped agent, rows of random tokens in place of rollouts (sampling would only blur the figures), all settings in
 turn in one process. Prints a Markdown table: median seconds of an update (forward, backward, optimizer; of the filter
-the rearranging of rows too), its share of the update without a filter, and of the choice of groups the milliseconds
-and the share of that update. A second table has the same with a KL term, whose reference pass sees all rows.
+the rearranging of rows too), its share of the update without a filter, the same share with all that follows sampling
+(rewards, reference log-probabilities), and of the choice of groups the milliseconds and the share of the update. A
+second table has the same with a KL term, whose reference pass sees all rows.
 """
 
 import argparse
@@ -68,6 +69,7 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         whole = time.perf_counter() - self._start
+        self._trainer.seconds["whole"].append(whole)
         self._trainer.seconds["update"].append(whole - self._trainer.seconds["rollout"][-1])
 
 
@@ -129,14 +131,22 @@ def table(arguments: argparse.Namespace, beta: float) -> None:
             for share in SHARES[number % len(SHARES) :] + SHARES[: number % len(SHARES)]:
                 for part, seconds in train(share, arguments, beta, str(Path(folder) / "run")).items():
                     parts[share][part] += seconds
-    whole = median(parts[None]["update"])
-    print(
-        f"\nbeta = {beta}\n\n| kept share | update, s | relative | choice, ms | of the update |\n|---|---|---|---|---|"
-    )
-    for share in SHARES:
-        update, selection = median(parts[share]["update"]), parts[share]["selection"]
-        chosen = f"{median(selection) * 1e3:.2f} | {median(selection) / whole:.3%}" if selection else "- | -"
-        print(f"| {'no filter' if share is None else share} | {update:.2f} | {update / whole:.2f} | {chosen} |")
+    medians = {share: {part: median(seconds) for part, seconds in parts[share].items()} for share in SHARES}
+    base = medians[None]
+    print(f"\nbeta = {beta}\n")
+    print("| kept share | update, s | relative | relative, with scoring | choice, ms | of the update |")
+    print("|---|---|---|---|---|---|")
+    for share, found in medians.items():
+        chosen = found.get("selection")
+        cells = [
+            "no filter" if share is None else f"{share}",
+            f"{found['update']:.2f}",
+            f"{found['update'] / base['update']:.2f}",
+            f"{found['whole'] / base['whole']:.2f}",
+            "-" if chosen is None else f"{chosen * 1e3:.2f}",
+            "-" if chosen is None else f"{chosen / base['update']:.3%}",
+        ]
+        print(f"| {' | '.join(cells)} |")
 
 
 def main() -> None:

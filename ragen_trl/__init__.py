@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 _WHERE = {
     "AgentConfig": "ragen_trl.trainers.agent_mixin",
     "AgentMixin": "ragen_trl.trainers.agent_mixin",
+    "EarlyStopOnCollapseCallback": "ragen_trl.callbacks",
+    "MutualInformationCallback": "ragen_trl.callbacks",
     "RagenGRPOConfig": "ragen_trl.trainers.grpo_config",
     "RagenGRPOTrainer": "ragen_trl.trainers.grpo_trainer",
+    "RolloutCallback": "ragen_trl.callbacks",
     "SNRFilterConfig": "ragen_trl.trainers.filter_config",
     "SNRFilterMixin": "ragen_trl.trainers.filter_mixin",
     "env_dataset": "ragen_trl.rollout.dataset",
@@ -20,6 +23,9 @@ _WHERE = {
 __all__ = sorted(_WHERE)
 
 if TYPE_CHECKING:
+    from .callbacks import EarlyStopOnCollapseCallback as EarlyStopOnCollapseCallback
+    from .callbacks import MutualInformationCallback as MutualInformationCallback
+    from .callbacks import RolloutCallback as RolloutCallback
     from .filtering import select_groups as select_groups
     from .rollout.dataset import env_dataset as env_dataset
     from .trainers.agent_mixin import AgentConfig as AgentConfig

@@ -129,7 +129,7 @@ def select_groups(
         ValueError: If a setting is out of range (see [`check_filter_settings`]), a shape is wrong, a number is
             infinite, or no rollout has a reward.
     """
-    rewards = _matrix("rewards", rewards)
+    rewards = _matrix("rewards", torch.as_tensor(rewards))
     check_filter_settings(
         strategy=strategy, value=value, score=score, mode=mode, keep=keep, eps=eps, zero_rtol=zero_rtol,
         num_groups=rewards.shape[0], group_size=rewards.shape[1],

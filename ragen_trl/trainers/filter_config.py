@@ -108,6 +108,13 @@ class SNRFilterConfig:
             ValueError: With the value, what is allowed, and what to do.
         """
         if self.reward_variance_filtering is None:
+            values = ("reward_variance_top_k", "reward_variance_top_k_fraction", "reward_variance_min_p")
+            for name in values:
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"`{name}={getattr(self, name)}` is of no effect without a filter. Set "
+                        f"`reward_variance_filtering={name.removeprefix('reward_variance_')!r}` too, or leave it out."
+                    )
             return
         settings = self.selection_settings()
         del settings["include_zero"]

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from ..filtering import ROLLOUT_SCORES, GroupSelection, flat_groups, select_groups
 from .filter_config import SNRFilterConfig
 from .repack import Row, blank, join_rows, plan_rows, split_rows
+from .rollout_events import RolloutEventsMixin
 
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ _BY_OWN_TOKENS = ("bnpo",)
 _BY_ALL_TOKENS = ("dapo", "cispo", "vespo")
 _SCALINGS = {"none": lambda share: 1.0, "linear": lambda share: share, "sqrt": sqrt}
 _PATIENCE = 20
+_STORED = "SNRFilter"
 
 
-class SNRFilterMixin:
+class SNRFilterMixin(RolloutEventsMixin):
     """
     Drops prompt groups whose rewards do not vary, in front of [`~trl.GRPOTrainer`]:
 
@@ -62,18 +64,13 @@ class SNRFilterMixin:
     """
 
     if TYPE_CHECKING:
-        accelerator: Any
-        args: Any
-        model: Any
-        state: Any
-        is_deepspeed_enabled: bool
         loss_type: str
-        num_generations: int
-        num_generations_eval: int
         pad_to_multiple_of: int | None
-        reward_weights: torch.Tensor
-        use_liger_kernel: bool
         aux_loss_enabled: bool
+        current_gradient_accumulation_steps: int
+        entropy_coef: float
+        router_aux_loss_coef: float
+        _last_world_entropy: float
         _buffered_inputs: list[dict[str, Any]] | None
         _entropy_bonus_enabled: bool
         _metrics: dict[str, dict[str, list[float]]]
@@ -85,10 +82,10 @@ class SNRFilterMixin:
     _filtering = False
     _mean_terms_weight = 1.0
     _is_empty = False
+    _means: list[torch.Tensor | None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rewards_per_func: torch.Tensor | None = None
         self.last_selection: GroupSelection | None = None
         self.last_update_rows: list[list[int]] = []
         if not isinstance(self.args, SNRFilterConfig):
@@ -114,8 +111,8 @@ class SNRFilterMixin:
             raise ValueError(
                 f"The filter does not know what loss_type={self.loss_type!r} divides by. Known are {sorted(known)}."
             )
-        for name, value in (("use_liger_kernel", self.use_liger_kernel), ("fp16", self.args.fp16)):
-            if value:
+        for name in ("use_liger_kernel", "fp16"):
+            if getattr(self.args, name, False):
                 raise ValueError(f"The filter does not go with `{name}=True`. Turn one of the two off.")
         if self.args.reward_variance_filtering_reward != "total" and not self._has_episodes():
             raise ValueError(
@@ -128,30 +125,12 @@ class SNRFilterMixin:
 
     # --- Selection ---
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
-        return self._rewards_per_func
-
-    def _total_rewards(self) -> torch.Tensor:
-        """
-        Weighted sum of the rewards of each row of all ranks, (N,) float64 on the CPU; NaN where no function gave any.
-        In a group whose sums differ by no more than rounding of their summands all are equal.
-        """
-        assert self._rewards_per_func is not None
-        parts = self._rewards_per_func.to("cpu", torch.float64) * self.reward_weights.to("cpu", torch.float64)
-        missing = parts.isnan().all(dim=1)
-        shape = (-1, self.num_generations if self.model.training else self.num_generations_eval)
-        totals = parts.nansum(dim=1).masked_fill(missing, torch.nan).view(shape)
-        flat = flat_groups(totals, scale=parts.abs().nansum(dim=1).view(shape))
-        means = totals.nanmean(dim=1, keepdim=True).expand_as(totals)
-        return torch.where(flat.unsqueeze(1) & ~totals.isnan(), means, totals).flatten()
-
     def _rewards_to_rank(self) -> torch.Tensor:
         """What groups are ranked by, (N,) over the rows of all ranks."""
         return self._total_rewards()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._filtering and self.model.training:
             number = len(output["prompt_ids"])
             first = self.accelerator.process_index * number
@@ -180,7 +159,8 @@ class SNRFilterMixin:
         if score == "length":
             return self._row_tokens.double()
         mask = _loss_mask(output)
-        wanted = inspect.signature(self._get_per_token_logps_and_entropies).parameters
+        # Images and the like go by name from the batch into TRL's method.
+        wanted = inspect.signature(super()._get_per_token_logps_and_entropies).parameters  # type: ignore[misc]
         others = {k: v for k, v in output.items() if k in wanted and k not in ("input_ids", "attention_mask")}
         with torch.no_grad():
             _, entropies, *_ = self._get_per_token_logps_and_entropies(
@@ -237,12 +217,12 @@ class SNRFilterMixin:
             real = [row for row in window if row is not None]
             tokens = int(self._row_tokens[real].sum()) if real else 0
             for numbers in mine[start : start + window_steps]:
-                micro_batch: dict[str, Any] = {"window": (window_steps, len(real), tokens), "rows": len(numbers)}
-                if numbers:
-                    chosen = [spare if number is None else rows[number] for number in numbers]
-                    micro_batch |= join_rows(chosen, self._tokenizer.pad_token_id, self.pad_to_multiple_of)
-                    micro_batch["advantages"] = micro_batch["advantages"] * factor
-                micro_batches.append(micro_batch)
+                if not tokens:  # nor is there anything to learn from rows that are masked throughout
+                    numbers = []
+                chosen = [spare if number is None else rows[number] for number in numbers] or [spare]
+                micro_batch = join_rows(chosen, self._tokenizer.pad_token_id, self.pad_to_multiple_of)
+                micro_batch["advantages"] = micro_batch["advantages"] * factor
+                micro_batches.append(micro_batch | {"window": (window_steps, len(real), tokens), "rows": len(numbers)})
         return micro_batches
 
     def _with_foreign(self, own: dict[int, Row], wanted: list[list[int | None]]) -> dict[int, Row]:
@@ -261,7 +241,7 @@ class SNRFilterMixin:
         if not (self._filtering and self.model.training):
             return super()._compute_loss(model, inputs)  # type: ignore[misc]
         if not inputs["rows"]:
-            return self._no_loss(model)
+            return self._no_loss(model, inputs)
         self._monitor.rows_since_step += inputs["rows"]
         steps, rows, tokens = inputs["window"]
         world_size = self.accelerator.num_processes
@@ -272,21 +252,48 @@ class SNRFilterMixin:
         per_step = tokens * self.args.steps_per_generation / steps
         inputs = {**inputs, "num_items_in_batch": torch.tensor(per_step, device=self.accelerator.device)}
         self._mean_terms_weight = of_tokens / weight if weight else 1.0
+        coefficient = self._entropy_coefficient()
         try:
             loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
+            # What the weight on gradients leaves out of the value, which is logged.
+            missing = (self._mean_terms_weight - 1.0) * self._mean_terms(coefficient, _loss_mask(inputs))
         finally:
             self._mean_terms_weight = 1.0
-        return loss * weight
+        return (loss + missing) * weight
 
-    def _no_loss(self, model: Any) -> torch.Tensor:
-        """Loss of a micro-step without rows: nothing to go back through, unless gradients wait to be averaged."""
-        waiting = self._monitor.rows_since_step > 0 and self.accelerator.sync_gradients
-        if not waiting:
+    def _entropy_coefficient(self) -> float:
+        """What the entropy bonus is multiplied with in this micro-step, as TRL decides it."""
+        if not self._entropy_bonus_enabled:
+            return 0.0
+        off = getattr(self, "use_adaptive_entropy", False) and self._last_world_entropy > self.args.entropy_target
+        return 0.0 if off else self.entropy_coef
+
+    def _mean_terms(self, coefficient: float, mask: torch.Tensor) -> Any:
+        """Value of the terms of the loss that are means over a micro-batch."""
+        if self._mean_terms_weight == 1.0 or self._means is None:
+            return 0.0
+        entropies, aux = self._means
+        bonus = 0.0 if entropies is None else coefficient * (entropies * mask).sum() / mask.sum().clamp(min=1)
+        router = 0.0 if aux is None else self.router_aux_loss_coef * aux
+        return (router - bonus) / self.current_gradient_accumulation_steps
+
+    def _no_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """
+        Loss of a micro-step without rows. There is nothing to go back through, unless this is where gradients of
+        earlier micro-steps are averaged and entropy is controlled: then a row that makes up the number goes through
+        all of the model, and its loss counts nothing.
+        """
+        if not (self._monitor.rows_since_step and self.accelerator.sync_gradients):
             self._is_empty = True
             return torch.zeros((), device=self.accelerator.device)
-        ids = torch.full((1, 2), self._tokenizer.pad_token_id, device=self.accelerator.device)
-        logps, *_ = self._get_per_token_logps_and_entropies(model, ids, torch.ones_like(ids), 1)
-        return logps.sum() * 0.0
+        metrics = self._metrics["train"]
+        lengths = {name: len(values) for name, values in metrics.items()}
+        inputs = {**inputs, "num_items_in_batch": torch.ones((), device=self.accelerator.device)}
+        loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
+        for name in metrics:
+            if name != "entropy_coef":  # statistics of a row that is none
+                del metrics[name][lengths.get(name, 0) :]
+        return loss * 0.0
 
     def _unless_empty(self, backward: Callable[..., None]) -> Callable[..., None]:
         def backward_unless_empty(loss: torch.Tensor, **kwargs: Any) -> None:
@@ -303,6 +310,7 @@ class SNRFilterMixin:
         # The entropy bonus and the router loss are means over the tokens of a micro-batch, whatever the loss type: the
         # weight goes on their gradients, so that their values are logged as they are.
         logps, *means = result
+        self._means = [None if mean is None else mean.detach() for mean in means]
         return (logps, *(None if mean is None else _weigh_gradient(mean, self._mean_terms_weight) for mean in means))
 
 
@@ -312,10 +320,12 @@ class _Monitor(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.rows_since_step = 0
+        self._kept_any = True
         self._empty_in_a_row = self._empty_steps = 0
         self._low_ratio_in_a_row = self._flat_in_a_row = 0
 
     def look_at(self, selection: GroupSelection, flat: torch.Tensor) -> None:
+        self._kept_any = len(selection.kept) > 0
         ratio = selection.metrics.get("variance_ratio")
         if ratio is not None:
             self._low_ratio_in_a_row = self._low_ratio_in_a_row + 1 if ratio < 0.5 else 0
@@ -332,14 +342,21 @@ class _Monitor(TrainerCallback):
                 "`max_completion_length`), or the task too hard or too easy."
             )
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        stored = (state.stateful_callbacks or {}).get(_STORED, {}) if state.global_step else {}
+        self._empty_steps, self._empty_in_a_row = stored.get("attributes", {}).get("empty", (0, 0))
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._empty_in_a_row = 0 if self.rows_since_step else self._empty_in_a_row + 1
+        # Where a generation serves several steps, one of them may get no row of the groups that were kept.
+        self._empty_in_a_row = 0 if self.rows_since_step or self._kept_any else self._empty_in_a_row + 1
         if not self.rows_since_step:
             self._empty_steps += 1
             for parameter in self._trainer.model.parameters():  # optimizers pass over parameters without a gradient
                 parameter.grad = None
-            logger.warning("No group is kept, so this step changes nothing.", main_process_only=True)
+            logger.warning("No row is left for this step, so it changes nothing.", main_process_only=True)
         self.rows_since_step = 0
+        counts = {"empty": (self._empty_steps, self._empty_in_a_row)}
+        state.stateful_callbacks[_STORED] = {"args": {}, "attributes": counts}  # for the next checkpoint
         self._trainer._metrics["train"]["filter/empty_steps"] = [float(self._empty_steps)]  # so far, not a mean
         most = args.reward_variance_filtering_max_empty_steps
         if most and self._empty_in_a_row >= most:

@@ -192,12 +192,13 @@ class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
         return bool(self.rollout_func == self._rollout)
 
     def _rewards_to_rank(self) -> torch.Tensor:
-        totals = self._total_rewards()
+        totals, parts = self._total_rewards(), self._reward_parts()
         match self.args.reward_variance_filtering_reward:
             case "success":
                 return self._successes.to(totals).masked_fill(totals.isnan(), torch.nan)
             case "without_format_penalty":
-                return totals - self._penalties.to(totals)
+                penalties = self._penalties.to(parts).masked_fill(totals.isnan(), torch.nan)
+                return self._summed(torch.cat([parts, -penalties.unsqueeze(1)], dim=1))
         return totals
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:

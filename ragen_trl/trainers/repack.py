@@ -132,7 +132,7 @@ def blank(row: Row) -> Row:
         row (`dict[str, Any]`):
             Row of any content.
     """
-    silent = ("completion_mask", "tool_mask", "advantages")
+    silent = ("prompt_mask", "completion_mask", "tool_mask", "advantages")
     return {**row, **{name: torch.zeros_like(row[name]) for name in silent if name in row}}
 
 
@@ -144,7 +144,7 @@ def join_rows(rows: Sequence[Row], pad_token_id: int, multiple_of: int | None = 
         rows (`Sequence[dict[str, Any]]`):
             Rows as [`split_rows`] gives them.
         pad_token_id (`int`):
-            Fills up ids; everything else is filled up with zeros.
+            Fills up ids; ratios are filled up with ones, everything else with zeros.
         multiple_of (`int`, *optional*):
             Widths of prompts and of completions are multiples of this.
     """
@@ -160,7 +160,9 @@ def join_rows(rows: Sequence[Row], pad_token_id: int, multiple_of: int | None = 
         else:
             on_left = name.startswith("prompt_")
             by_token = on_left or name in _BY_TOKEN or (width > 1 and max(map(_length, values)) == width)
-            fill = pad_token_id if name in ("prompt_ids", "completion_ids") else 0
+            fill = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id, "importance_sampling_ratio": 1}.get(
+                name, 0
+            )
             batch[name] = _stack(values, fill, multiple_of if by_token else None, left=on_left)
     return unsplit_pixel_values_by_grid(batch)
 

@@ -63,6 +63,8 @@ def main() -> None:
     made.train()
     if made.accelerator.is_main_process:
         torch.save(watch.weights, OUT / f"stage{STAGE}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # a rank that ends first may take the other's down
 
 
 if __name__ == "__main__":

@@ -73,8 +73,9 @@ def gradient_of(made: Any, wanted: set[int], batch: int = -1) -> dict[str, torch
     model.train()
     model.zero_grad()
     made._filtering, made.current_gradient_accumulation_steps = False, 1
-    GRPOTrainer._compute_loss(made, model, inputs).backward()
-    made._filtering = True
+    loss = GRPOTrainer._compute_loss(made, model, inputs)
+    loss.backward()
+    made._filtering, made.expected_loss = True, float(loss)
     return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

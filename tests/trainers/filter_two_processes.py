@@ -91,6 +91,8 @@ def main() -> None:
     result["episodes"] = play_episodes()
     rank = torch.distributed.get_rank()
     (OUT / f"rank{rank}.json").write_text(json.dumps(result))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # a rank that ends first may take the other's down
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Filtered groups leave the update: gradients, empty steps, settings, metrics."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def test_the_gradient_is_that_of_the_kept_groups_alone(model, tokenizer, tmp_pat
     assert made.last_selection.kept.tolist() == kept
     assert sorted(sum(made.last_update_rows, [])) == sorted(members(made, kept))
     close(made, gradient_of(made, members(made, kept)))
+    assert logs(made, "loss") == pytest.approx([made.expected_loss], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_a_step_without_kept_groups_changes_nothing(model, tokenizer, tmp_path, 
     assert logs(made, "filter/kept_groups") == [2.0, 0.0, 2.0]
     assert logs(made, "grad_norm")[1] == 0.0 and logs(made, "loss")[1] == 0.0
     assert len(logs(made, "eval_loss")) == 3 and (tmp_path / "checkpoint-2").is_dir()
-    assert "No group is kept" in caplog.text
+    assert "No row is left for this step" in caplog.text
 
 
 def test_a_generation_without_kept_groups_leaves_the_rest_of_its_step(model, tokenizer, tmp_path):
@@ -197,6 +199,86 @@ def test_a_generation_without_kept_groups_leaves_the_rest_of_its_step(model, tok
     half = {name: value / 2 for name, value in gradient_of(made, members(made, [0, 1]), batch=0).items()}
     close(made, half)
     assert logs(made, "filter/empty_steps") == [0.0]
+
+
+def test_entropy_is_controlled_where_the_last_generation_of_a_step_is_empty(model, tokenizer, tmp_path):
+    coefficients = []
+    for values in ([1, 0], [0, 1]):
+        made = filtered(
+            tmp_path, model, tokenizer, values, per_device_train_batch_size=4, steps_per_generation=1, max_steps=3,
+            gradient_accumulation_steps=2, use_adaptive_entropy=True, entropy_target=100.0, entropy_coef=0.02,
+        )  # fmt: skip
+        made.train()
+        coefficients.append(logs(made, "entropy_coef"))
+        assert min(logs(made, "entropy")) > 1, "statistics of a row that is none"
+    assert coefficients[0] == coefficients[1] and len(set(coefficients[0])) == 3
+
+
+def test_steps_that_get_none_of_the_kept_rows_are_no_reason_to_stop(model, tokenizer, tmp_path, caplog):
+    """One group of two rows over sixteen optimizer steps of a generation."""
+    made = filtered(
+        tmp_path, model, tokenizer, [0] * 7 + [1], num_generations=2, per_device_train_batch_size=1,
+        steps_per_generation=16, gradient_accumulation_steps=1, max_steps=16,
+    )  # fmt: skip
+    made.train()
+    assert made.state.global_step == 16 and made.last_selection.kept.tolist() == [7]
+    assert logs(made, "filter/empty_steps")[-1] == 14.0
+
+
+def test_the_count_of_empty_steps_survives_a_checkpoint(model, tokenizer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3}
+    made = filtered(tmp_path, model, tokenizer, [0, 0], **settings)
+    made.train()
+    resumed = filtered(tmp_path / "b", model, tokenizer, [0, 0], **settings,
+                       reward_variance_filtering_max_empty_steps=3)  # fmt: skip
+    with pytest.raises(RuntimeError, match="in 3 steps in a row"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    resumed = filtered(tmp_path / "c", model, tokenizer, [0, 0], **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert logs(resumed, "filter/empty_steps")[-1] == 3.0
+
+
+def test_rows_without_a_trained_token_are_no_update(model, tokenizer, tmp_path):
+    made = filtered(tmp_path, model, tokenizer, [1, 2], mask_truncated_completions=True, max_completion_length=2,
+                    learning_rate=1e-2, weight_decay=0.1)  # fmt: skip
+    before = parameters(made.model)
+    made.train()
+    assert_same(before, parameters(made.model))
+    assert logs(made, "filter/empty_steps") == [1.0]
+
+
+def test_other_columns_reach_the_pass_for_entropies(model, tokenizer, tmp_path, monkeypatch):
+    made = filtered(tmp_path, model, tokenizer, [1, 2], reward_variance_filtering_score="entropy")
+    seen = {}
+    original = GRPOTrainer._get_per_token_logps_and_entropies
+
+    def record(self, *args, **kwargs):
+        seen.update({k: v for k, v in kwargs.items() if v is not None})
+        return original(self, *args, **{k: v for k, v in kwargs.items() if k != "num_images"})
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", functools.wraps(original)(record))
+    keep = made._rollout_values
+    made._rollout_values = lambda output, score: keep({**output, "num_images": [0] * 8}, score)
+    made.train()
+    assert seen["num_images"] == [0] * 8
+
+
+def test_a_penalty_that_cancels_is_no_spread(model, tokenizer, tmp_path):
+    """Without the penalty all of a group are equal but for rounding."""
+
+    def against(trajectory, **kwargs):
+        return [-(t.reward - sum(turn.format_penalty for turn in t.turns)) / 1.1 for t in trajectory]
+
+    made = trainer(
+        tmp_path, model, tokenizer, env_dataset("helpers:Counter-v0", 8), kind=Recording, reward_funcs=against,
+        settings={"reward_variance_filtering": "top_k", "reward_variance_top_k": 2, "max_steps": 1, "max_turns": 2,
+                  "reward_weights": [1.1], "reward_variance_filtering_reward": "without_format_penalty"},
+    )  # fmt: skip
+    made._engine._generator = PolicyGenerator(
+        tokenizer, lambda t: "nonsense" if t.spec.noise_seed[1] % 2 and len(t.turns) == 1 else "win</answer>"
+    )
+    made.train()
+    assert made.last_selection.kept.tolist() == []
 
 
 def test_too_many_empty_steps_end_the_run(model, tokenizer, tmp_path):
@@ -396,6 +478,7 @@ def test_failed_episodes_neither_fake_nor_hide_variance(model, tokenizer, tmp_pa
         ({"reward_variance_filtering": "top_k", "reward_variance_top_k": 0}, "at least 1, got 0"),
         ({"reward_variance_filtering": "top_k", "reward_variance_top_k": 3}, "number of groups in a batch, 2, got 3"),
         ({"reward_variance_filtering": "min_p", "reward_variance_min_p": -1}, r"\[0, 1\], got -1"),
+        ({"reward_variance_filtering": None, "reward_variance_top_k": 2}, "top_k=2.*no effect.*'top_k'"),
         ({"reward_variance_filtering_score": "spread"}, "got 'spread'"),
         ({"reward_variance_filtering_mode": "log"}, "got 'log'"),
         ({"reward_variance_filtering_keep": "some"}, "got 'some'"),

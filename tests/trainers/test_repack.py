@@ -110,6 +110,12 @@ def test_widths_are_those_of_the_rows_that_are_left():
     assert joined["old_per_token_logps"].shape == (2, 2) and joined["advantages"].tolist() == [1.0, 2.0]
 
 
+def test_ratios_are_filled_up_with_ones():
+    """Their logarithms are summed over padding too."""
+    joined = join_rows(split_rows(batch(importance_sampling_ratio=torch.full((3, 4), 2.0)))[:3], 99)
+    assert joined["importance_sampling_ratio"].tolist() == [[2, 2, 1, 1], [2, 1, 1, 1], [2, 2, 2, 2]]
+
+
 def test_advantages_by_token():
     joined = join_rows(split_rows(batch(advantages=torch.arange(12.0).view(3, 4)))[:1], 99)
     assert joined["advantages"].tolist() == [[0.0, 1.0]]
@@ -151,4 +157,5 @@ def test_a_row_that_makes_up_the_number_reaches_no_loss():
     row = split_rows(batch())[2]
     silent = blank(row)
     assert not silent["completion_mask"].any() and not silent["tool_mask"].any() and silent["advantages"] == 0
-    assert row["completion_mask"].all() and silent["prompt_mask"].all(), "the model still has something to attend to"
+    assert not silent["prompt_mask"].any(), "a router loss is over all tokens"
+    assert row["completion_mask"].all() and row["prompt_mask"].all()

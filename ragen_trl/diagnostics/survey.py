@@ -1,0 +1,171 @@
+"""Which reasonings of a batch of rollouts are looked at: between rollouts and scores, on one rank or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from ..rollout.batch import RolloutBatch
+from .mutual_information import MarginalStdEMA, mutual_information_metrics
+from .thoughts import Tags, Thought, find_reasoning, reasoning_in_text, sampled_spans
+
+
+TAGS: Tags = ("<think>", "</think>")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """
+    The turns of a batch and which of them hold reasoning. A rank has its own rows and knows the counts of all.
+
+    Args:
+        rollouts ([`~ragen_trl.rollout.RolloutBatch`]):
+            Rollouts of this rank.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of their ids.
+        tags (`tuple[str, str]`, *optional*):
+            What stands around the reasoning; `None` takes whole turns.
+        turns (`list[list[tuple[int, int]]]`):
+            Borders of the turns of each rollout of this rank.
+        valid (`list[list[int]]`):
+            Numbers of the turns with reasoning, of each rollout of all ranks.
+        counts (`list[int]`):
+            Turns of each rollout of all ranks.
+        first (`int`):
+            Place of this rank's first rollout among all.
+    """
+
+    rollouts: RolloutBatch
+    tokenizer: Any
+    tags: Tags | None
+    turns: list[list[tuple[int, int]]]
+    valid: list[list[int]]
+    counts: list[int]
+    first: int
+
+    @property
+    def valid_rate(self) -> float:
+        """Share of the turns that hold reasoning."""
+        return sum(map(len, self.valid)) / max(sum(self.counts), 1)
+
+    @property
+    def first_valid_rate(self) -> float:
+        """Share of the first turns that hold reasoning."""
+        played = [valid for valid, count in zip(self.valid, self.counts, strict=True) if count]
+        return sum(0 in valid for valid in played) / max(len(played), 1)
+
+    def thoughts(self, drawn: Sequence[tuple[int, int]]) -> list[Thought]:
+        """
+        The reasonings of some turns, from the ranks that have them, in the order given, the same on all ranks.
+
+        Args:
+            drawn (`Sequence[tuple[int, int]]`):
+                Rollouts, counted over all ranks, and turns.
+        """
+        own: list[tuple[int, Thought]] = []
+        for place, (row, turn) in enumerate(drawn):
+            row -= self.first
+            if not 0 <= row < len(self.turns):
+                continue
+            start, end = self.turns[row][turn]
+            context = _context(self.rollouts, row, start)
+            ids = self.rollouts.completion_ids[row][start:end]
+            found = find_reasoning(self.tokenizer, context, ids, self.tags)
+            if found is not None:
+                own.append((place, Thought(tuple(context + ids[: found[0]]), tuple(ids[found[0] : found[1]]))))
+        return [thought for _, thought in sorted(gather_object(own), key=lambda pair: pair[0])]
+
+
+def survey(rollouts: RolloutBatch, tokenizer: Any, rank: int = 0, enable_think: bool = True) -> Survey:
+    """
+    Look through a batch of rollouts for reasoning. Called on all ranks together.
+
+    Args:
+        rollouts ([`~ragen_trl.rollout.RolloutBatch`]):
+            Rollouts of this rank, as many on each.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of their ids.
+        rank (`int`, *optional*, defaults to `0`):
+            This rank.
+        enable_think (`bool`, *optional*, defaults to `True`):
+            Whether episodes are played with a thinking block. Of other rollouts the tags are used where any of them
+            has a closed block.
+    """
+    turns = [sampled_spans(flags) for flags in rollouts.sampled]
+    rows = range(len(turns))
+    tags: Tags | None = TAGS
+    if rollouts.trajectories is not None:
+        tags = TAGS if enable_think else None
+    elif not any(gather_object([any(_valid(rollouts, tokenizer, i, turns[i], TAGS) for i in rows)])):
+        tags = None
+    valid = gather_object([_valid(rollouts, tokenizer, i, turns[i], tags) for i in rows])
+    counts = gather_object([len(of_row) for of_row in turns])
+    return Survey(rollouts, tokenizer, tags, turns, valid, counts, rank * len(turns))
+
+
+def thought_metrics(
+    thoughts: Sequence[Thought],
+    cross_log_probs: Callable[[list[tuple[int, ...]], list[tuple[int, ...]]], torch.Tensor],
+    *,
+    distinct_prompts: bool,
+    length_normalization: str = "after_mix",
+    ema: MarginalStdEMA | None = None,
+) -> dict[str, float]:
+    """
+    Metrics of some reasonings, each scored under the contexts of all.
+
+    Args:
+        thoughts (`Sequence[Thought]`):
+            Reasonings with their contexts.
+        cross_log_probs (`Callable`):
+            Gives the (NK, N) matrix for contexts and reasonings.
+        distinct_prompts (`bool`):
+            Whether each distinct context is one column, or the context of each reasoning one of its own.
+        length_normalization (`str`, *optional*, defaults to `"after_mix"`):
+            As in [`mutual_information_metrics`].
+        ema ([`MarginalStdEMA`], *optional*):
+            As in [`mutual_information_metrics`].
+
+    Returns:
+        `dict[str, float]`: As of [`mutual_information_metrics`]; the counters alone with fewer than two contexts.
+    """
+    contexts = [thought.context_ids for thought in thoughts]
+    distinct = list(dict.fromkeys(contexts))
+    if len(distinct) < 2:
+        return {"num_reasonings": float(len(thoughts)), "num_prompts": float(len(distinct))}
+    prompts = distinct if distinct_prompts else contexts
+    place = {context: i for i, context in enumerate(distinct)}
+    own = [place[context] for context in contexts] if distinct_prompts else list(range(len(contexts)))
+    return mutual_information_metrics(
+        cross_log_probs(prompts, [thought.reasoning_ids for thought in thoughts]),
+        torch.tensor([len(thought.reasoning_ids) for thought in thoughts]),
+        torch.tensor(own),
+        column_signatures=prompts,
+        length_normalization=length_normalization,
+        ema=ema,
+    )
+
+
+def _context(rollouts: RolloutBatch, row: int, start: int) -> list[int]:
+    return rollouts.prompt_ids[row] + rollouts.completion_ids[row][:start]
+
+
+def _valid(
+    rollouts: RolloutBatch, tokenizer: Any, row: int, turns: list[tuple[int, int]], tags: Tags | None
+) -> list[int]:
+    """Numbers of the turns of a rollout that hold reasoning."""
+    if tags is None:
+        return list(range(len(turns)))
+    if rollouts.trajectories is not None:  # has been read already
+        return [i for i, turn in enumerate(rollouts.trajectories[row].turns[: len(turns)]) if turn.reasoning]
+    valid = []
+    for i, (start, end) in enumerate(turns):
+        opened = tokenizer.decode(_context(rollouts, row, start)[-16:], skip_special_tokens=False)
+        text = tokenizer.decode(rollouts.completion_ids[row][start:end], skip_special_tokens=False)
+        if reasoning_in_text(text, opened, tags):
+            valid.append(i)
+    return valid

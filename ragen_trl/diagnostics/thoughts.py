@@ -1,0 +1,151 @@
+"""Finding the reasoning in what was sampled, and drawing samples of it for the diagnostics: pure functions."""
+
+from __future__ import annotations
+
+import bisect
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+# Around the reasoning; `None` in their place takes the whole turn for reasoning.
+Tags = tuple[str, str]
+# Tokens at the end of a context that may hold a forced opening tag, whatever the tokenizer makes of it.
+_TAIL = 16
+
+
+@dataclass(frozen=True)
+class Thought:
+    """
+    Reasoning and what it was sampled under.
+
+    Args:
+        context_ids (`tuple[int, ...]`):
+            Every token the model saw before it, the opening tag included.
+        reasoning_ids (`tuple[int, ...]`):
+            Sampled tokens between the tags.
+    """
+
+    context_ids: tuple[int, ...]
+    reasoning_ids: tuple[int, ...]
+
+
+def sampled_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
+    """
+    Borders of the turns in a completion: runs of sampled tokens.
+
+    Args:
+        mask (`Sequence[int]`):
+            1 for sampled tokens, 0 for observations, tool results and padding.
+    """
+    edges = [i for i in range(len(mask) + 1) if (mask[i - 1] if i else 0) != (mask[i] if i < len(mask) else 0)]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def find_reasoning(
+    tokenizer: Any, context_ids: Sequence[int], token_ids: Sequence[int], tags: Tags | None
+) -> tuple[int, int] | None:
+    """
+    Where in a turn the reasoning is.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of the ids.
+        context_ids (`Sequence[int]`):
+            Everything before the turn. It may end with the opening tag.
+        token_ids (`Sequence[int]`):
+            Sampled tokens of the turn.
+        tags (`tuple[str, str]`, *optional*):
+            What stands before and after the reasoning. `None` takes the whole turn.
+
+    Returns:
+        `tuple[int, int]` or `None`: First token, and the one after the last; `None` without a closed block that holds
+        a token. A token that holds a part of a tag is not counted as reasoning.
+    """
+    if tags is None:
+        return (0, len(token_ids)) if token_ids else None
+
+    def text_of(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    borders = reasoning_in_text(text_of(token_ids), opened=text_of(context_ids[-_TAIL:]), tags=tags)
+    if borders is None:
+        return None
+    # Lengths grow with the tokens but for characters of several tokens, which no tag is made of.
+    lengths = _Lengths(text_of, token_ids)
+    start = bisect.bisect_left(lengths, borders[0])
+    end = bisect.bisect_right(lengths, borders[1]) - 1
+    return (start, end) if end > start else None
+
+
+class _Lengths(Sequence[int]):
+    """Length of the text of the first tokens, worked out where it is asked for."""
+
+    def __init__(self, text_of: Any, token_ids: Sequence[int]) -> None:
+        self._text_of, self._ids = text_of, token_ids
+
+    def __len__(self) -> int:
+        return len(self._ids) + 1
+
+    def __getitem__(self, i: Any) -> Any:
+        return len(self._text_of(self._ids[:i])) if i else 0
+
+
+def reasoning_in_text(text: str, opened: str, tags: Tags) -> tuple[int, int] | None:
+    """
+    Where in the text of a turn the reasoning is; `None` without a closed block that holds more than blanks.
+
+    Args:
+        text (`str`):
+            What was sampled.
+        opened (`str`):
+            What stood before it, which may end with the opening tag.
+        tags (`tuple[str, str]`):
+            What stands before and after the reasoning.
+    """
+    start = 0 if opened.rstrip().endswith(tags[0]) else text.find(tags[0]) + len(tags[0])
+    if start == len(tags[0]) - 1:  # not found
+        return None
+    end = text.find(tags[1], start)
+    return (start, end) if end > start and text[start:end].strip() else None
+
+
+def draw_first_turns(valid: Sequence[Sequence[int]], number: int, rng: random.Random) -> list[tuple[int, int]]:
+    """
+    Distinct rollouts with a valid first turn, uniformly without replacement.
+
+    Args:
+        valid (`Sequence[Sequence[int]]`):
+            Numbers of the turns with reasoning, of each rollout.
+        number (`int`):
+            How many to draw, or all there are.
+        rng (`random.Random`):
+            Source of chance.
+
+    Returns:
+        `list[tuple[int, int]]`: Rollouts and turns.
+    """
+    rows = [i for i, turns in enumerate(valid) if 0 in turns]
+    return [(row, 0) for row in sorted(rng.sample(rows, min(number, len(rows))))]
+
+
+def draw_turns(valid: Sequence[Sequence[int]], number: int, rng: random.Random) -> list[tuple[int, int]]:
+    """
+    Turns drawn with replacement: a rollout that has any, uniformly, and one of its turns, uniformly.
+
+    Args:
+        valid (`Sequence[Sequence[int]]`):
+            Numbers of the turns with reasoning, of each rollout.
+        number (`int`):
+            How many to draw, at most as many as there are turns.
+        rng (`random.Random`):
+            Source of chance.
+
+    Returns:
+        `list[tuple[int, int]]`: Rollouts and turns.
+    """
+    rows = [i for i, turns in enumerate(valid) if turns]
+    total = sum(map(len, valid))
+    picked = [rng.choice(rows) for _ in range(min(number, total))]
+    return [(row, rng.choice(valid[row])) for row in picked]
