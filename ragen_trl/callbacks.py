@@ -16,7 +16,7 @@ from .diagnostics.cross_scoring import cross_log_probs
 from .diagnostics.mutual_information import MarginalStdEMA
 from .diagnostics.regimes import CollapseRules, Regime, RegimeTracker
 from .diagnostics.survey import survey, thought_metrics
-from .diagnostics.thoughts import Thought, draw_first_turns, draw_turns
+from .diagnostics.thoughts import Thought, draw_first_turns, draw_turns, fitting
 from .rollout.batch import RolloutBatch
 
 
@@ -201,8 +201,15 @@ class MutualInformationCallback(_Resumed):
 
     def _score(self, trainer: Any, name: str, thoughts: list[Thought]) -> dict[str, float]:
         """Metrics of one variant, the same on all ranks."""
+        limit = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+        fit = fitting(thoughts, limit)
+        if len(fit) < len(thoughts):
+            logger.warning_once(
+                f"collapse/{name}: contexts that leave no room for the longest reasoning in the {limit} positions of "
+                "the model are left out."
+            )
         found = thought_metrics(
-            thoughts,
+            fit,
             lambda prompts, reasonings: self._cross_log_probs(trainer, prompts, reasonings),
             distinct_prompts=name == "first_turn",
             length_normalization=self.length_normalization,

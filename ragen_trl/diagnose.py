@@ -20,7 +20,7 @@ from ragen_envs import make_env
 from .diagnostics.cross_scoring import cross_log_probs
 from .diagnostics.regimes import classify_regime
 from .diagnostics.survey import survey, thought_metrics
-from .diagnostics.thoughts import draw_first_turns, draw_turns
+from .diagnostics.thoughts import draw_first_turns, draw_turns, fitting
 from .recipe import resolve_model
 from .rollout.batch import RolloutBatch
 from .rollout.chat import ChatFormat
@@ -99,9 +99,8 @@ class Diagnosis:
             figure.colorbar(image, ax=left)
             matched = torch.zeros_like(scores, dtype=torch.bool)
             matched[range(len(scores)), self.own[variant]] = True
-            right.hist(
-                [scores[matched].numpy(), scores[~matched].numpy()], bins=40, density=True, label=["own", "others"]
-            )
+            for label, cells in (("own", matched), ("others", ~matched)):
+                right.hist(scores[cells].numpy(), bins=40, density=True, histtype="stepfilled", alpha=0.6, label=label)
             right.set(title="under the own context and under others", xlabel="nats per token")
             right.legend()
         figure.suptitle(self.regime)
@@ -279,7 +278,8 @@ def diagnose(
     result = Diagnosis({"collapse/valid_thinking_rate": found.valid_rate})
     draws: dict[str, Callable[..., list[tuple[int, int]]]] = {"first_turn": draw_first_turns, "trajectory": draw_turns}
     for variant, draw in draws.items():
-        thoughts = found.thoughts(draw(found.valid, num_samples, random.Random(seed)))
+        drawn = draw(found.valid, num_samples, random.Random(seed))
+        thoughts = fitting(found.thoughts(drawn), getattr(model.config, "max_position_embeddings", None))
         lengths = torch.tensor([[len(thought.reasoning_ids)] for thought in thoughts])
 
         def score(

@@ -48,9 +48,8 @@ def cross_log_probs(
 
     Each distinct prompt is encoded once, and all reasonings are scored on top of its key/value cache; identical
     prompts and identical reasonings are scored once. Models whose cache cannot be lent (linear attention, for
-    example), whose rotary frequencies depend on the length of the text, or that PEFT gives virtual tokens, encode the
-    prompt again for each reasoning, with the same result. Evaluation mode, no gradients; the model, its training mode
-    and settings, and the generators of random numbers are left as they were.
+    example), with long RoPE, or with virtual tokens of PEFT, encode the prompt again for each reasoning, with the same
+    result. Evaluation mode, no gradients; training mode, settings and random generators are left as they were.
 
     Args:
         model (`torch.nn.Module`):
@@ -103,17 +102,8 @@ def cross_log_probs(
 
 class _Scorer:
     """
-    Scores distinct reasonings, longest first, under one prompt after the other.
-
-    Args:
-        model (`torch.nn.Module`):
-            What is called: the outermost module, as FSDP and DeepSpeed gather weights there.
-        reasonings (`list[Tokens]`):
-            Distinct reasonings, longest first.
-        temperature (`float`):
-            What the logits are divided by.
-        device (`torch.device` or `str`, *optional*):
-            Where the model takes its input.
+    Scores distinct reasonings, longest first, under one prompt after the other. The outermost module is what is
+    called, as FSDP and DeepSpeed gather weights there.
     """
 
     def __init__(
@@ -128,6 +118,10 @@ class _Scorer:
         self.accepted = inspect.signature(base.forward).parameters
         # Renamed in transformers 5.24.
         self.cache_name = next((name for name in ("cache", "past_key_values") if name in self.accepted), None)
+        # Long RoPE has two sets of frequencies, and the longest position of a call decides which: cached keys may
+        # have the wrong ones, and so may a row beside a longer one.
+        modules = self.language_model.modules()
+        self.by_length = any("longrope" in str(getattr(module, "rope_type", "")) for module in modules)
         self.shares = self._can_share()
         if not self.shares:
             logger.info(f"The cache of {type(base).__name__} cannot be lent: a prompt is encoded for each reasoning.")
@@ -139,6 +133,7 @@ class _Scorer:
         batches, start = [], 0
         while start < len(lengths):
             size = max(1, budget // (prompt_length + lengths[start] - 1))
+            size = min(size, lengths.count(lengths[start])) if self.by_length else size
             batches.append(slice(start, min(start + size, len(lengths))))
             start += size
         return batches
@@ -183,11 +178,7 @@ class _Scorer:
 
     def _can_share(self) -> bool:
         """Whether continuations may be scored on the cache of a prompt. All ranks ask, so that they agree."""
-        if self.cache_name is None or self.virtual_tokens:
-            return False
-        # Such frequencies change with the longest position of a call, those in the cached keys do not.
-        kinds = " ".join(str(getattr(module, "rope_type", "")) for module in self.language_model.modules())
-        if "dynamic" in kinds or "longrope" in kinds:
+        if self.cache_name is None or self.virtual_tokens or self.by_length:
             return False
         cache = DynamicCache(config=self.language_model.config)
         if not all(type(layer) in _SHARABLE_LAYERS for layer in cache.layers):

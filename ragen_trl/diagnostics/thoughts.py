@@ -111,6 +111,21 @@ def reasoning_in_text(text: str, opened: str, tags: Tags) -> tuple[int, int] | N
     return (start, end) if end > start and text[start:end].strip() else None
 
 
+def fitting(thoughts: Sequence[Thought], context_length: int | None) -> list[Thought]:
+    """
+    Thoughts whose context leaves room for the longest reasoning among them, as each is scored under all contexts.
+
+    Args:
+        thoughts (`Sequence[Thought]`):
+            Thoughts drawn.
+        context_length (`int`, *optional*):
+            Tokens that the model can attend to, if bounded.
+    """
+    longest = max((len(thought.reasoning_ids) for thought in thoughts), default=0)
+    room = float("inf") if context_length is None else context_length - longest
+    return [thought for thought in thoughts if len(thought.context_ids) <= room]
+
+
 def draw_first_turns(valid: Sequence[Sequence[int]], number: int, rng: random.Random) -> list[tuple[int, int]]:
     """
     Distinct rollouts with a valid first turn, uniformly without replacement.

@@ -47,13 +47,18 @@ LENT = {
     "Gemma3Text": TWO_KINDS,
     "Mistral": WINDOW,
 }
-# Models whose cache cannot be lent: the state of a recurrence, of a convolution, frequencies that depend on length.
+# Models whose cache cannot be lent: state of a recurrence, of a convolution, other frequencies from 31 tokens on.
 ENCODED_AGAIN = {
     "Mamba": {"state_size": 4, "expand": 2},
     "Lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    "Llama-dynamic": {
-        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0},
-        "max_position_embeddings": 24,
+    "Phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+        },
+        "original_max_position_embeddings": 30,
     },
 }
 BUDGET = 200
@@ -153,9 +158,6 @@ def close(got, expected, reasonings, tolerance):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_equals_plain_encoding(name, dtype, tolerance):
     model, (prompts, reasonings) = build(name, dtype), data()
-    if name == "Llama-dynamic":
-        prompts = [x[:14] for x in prompts]
-        reasonings = [z[:10] for z in reasonings]
     with InDouble() if dtype == torch.float64 else nullcontext(), Calls(model) as calls:
         got = cross_log_probs(model, prompts, reasonings, max_tokens_per_forward=BUDGET)
         seen = list(calls.seen)
@@ -346,26 +348,28 @@ def test_wrapped_models_are_called_from_outside():
     assert torch.equal(cross_log_probs(torch.nn.DataParallel(model), prompts, reasonings), plain)
 
 
-def _sharded(rank, store, name, expected):
+def _sharded(rank, store, expected):
     """One of two processes, each with half of every weight: an unequal number of calls would hang."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    model, (prompts, reasonings) = build(name), data(seed=1)
-    prompts = prompts[:3]
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    table = cross_log_probs(model, prompts, reasonings, max_tokens_per_forward=60, rank=rank, world_size=2)
-    dist.all_reduce(table)
-    torch.testing.assert_close(table, expected)
+    for name, table in expected.items():
+        model, (prompts, reasonings) = build(name), data(seed=1)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        part = cross_log_probs(model, prompts[:3], reasonings, max_tokens_per_forward=60, rank=rank, world_size=2)
+        dist.all_reduce(part)
+        torch.testing.assert_close(part, table)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["Llama", "Lfm2"])
-def test_two_processes_with_a_sharded_model(name, tmp_path):
-    model, (prompts, reasonings) = build(name), data(seed=1)
-    expected = cross_log_probs(model, prompts[:3], reasonings, max_tokens_per_forward=60)
-    torch.multiprocessing.spawn(_sharded, (str(tmp_path / "store"), name, expected), nprocs=2)
+def test_two_processes_with_sharded_models(tmp_path):
+    prompts, reasonings = data(seed=1)
+    names = ("Llama", "Lfm2")
+    expected = {
+        name: cross_log_probs(build(name), prompts[:3], reasonings, max_tokens_per_forward=60) for name in names
+    }
+    torch.multiprocessing.spawn(_sharded, (str(tmp_path / "store"), expected), nprocs=2)
 
 
 def test_nothing_to_score():

@@ -15,7 +15,8 @@ from filter_kit import difference, filtered, gradient_of, largest, members  # no
 from helpers import build_model, build_tokenizer  # noqa: E402
 from kit import config, logs, trainer  # noqa: E402
 
-from ragen_trl import env_dataset  # noqa: E402
+from ragen_trl import MutualInformationCallback, env_dataset  # noqa: E402
+from ragen_trl.diagnostics import cross_log_probs  # noqa: E402
 
 
 OUT = Path(sys.argv[1])
@@ -73,9 +74,21 @@ def play_episodes() -> dict:
     settings = {"per_device_train_batch_size": 6, "num_generations": 4, "max_steps": 3}
     settings |= {"reward_variance_filtering": "top_p", "reward_variance_filtering_reward": "without_format_penalty"}
     data = env_dataset("helpers:Faulty-v0", 8, env_kwargs={"fault": "step", "members": [1]})
-    made = trainer(OUT / "episodes", MODEL, TOKENIZER, data, args=config(OUT / "episodes", **settings))
+    callback = MutualInformationCallback(num_samples=16)
+    args = config(OUT / "episodes", **settings)
+    made = trainer(OUT / "episodes", MODEL, TOKENIZER, data, args=args, callbacks=[callback])
     made.train()
+    prompts, reasonings = [(5, 6, 7), (8, 9), (5, 9, 9, 9)], [(10, 11), (12, 13, 14), (10,)]
+    alone = cross_log_probs(made.accelerator.unwrap_model(made.model), prompts, reasonings)
+    shared = callback._cross_log_probs(made, prompts, reasonings)
     return {
+        "scores_differ_by": float((alone - shared).abs().max()),
+        "collapse": {
+            key: value
+            for line in made.state.log_history
+            for key, value in line.items()
+            if key.startswith("collapse/") and "time" not in key
+        },
         "rows": made.last_update_rows,
         "scores": made.last_selection.scores.tolist(),
         "kept_groups": logs(made, "filter/kept_groups"),

@@ -106,6 +106,16 @@ def test_too_little_to_measure_is_said(model, tokenizer, tmp_path, caplog):
     assert not logs(made, "collapse/first_turn/mi_estimate")
 
 
+def test_contexts_that_leave_no_room_are_left_out(model, tokenizer, tmp_path, caplog):
+    made, _ = measured(tmp_path, model, tokenizer, max_steps=1)
+    longest = max(len(encoded) for encoded in tokenizer(["Up Up Up here"], add_special_tokens=False)["input_ids"])
+    made.model.config.max_position_embeddings = 20 + longest
+    made.train()
+    (line,) = [line for line in made.state.log_history if "loss" in line]
+    assert "leave no room for the longest reasoning" in caplog.text
+    assert line["collapse/trajectory/num_reasonings"] < sum(len(t.turns) for t in made.batches[0])
+
+
 def test_failed_episodes_are_no_reasoning(model, tokenizer, tmp_path):
     data = env_dataset("helpers:Faulty-v0", 8, env_kwargs={"fault": "step", "members": [1]})
     made, _ = measured(tmp_path, model, tokenizer, data, max_steps=1)

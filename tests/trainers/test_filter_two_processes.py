@@ -71,6 +71,9 @@ def test_nothing_kept_means_no_update(ranks):
 def test_episodes(ranks):
     first, second = (rank["episodes"] for rank in ranks)
     assert first["scores"] == second["scores"] and any(first["scores"])
+    assert first["collapse"] == second["collapse"], "the diagnostics are the same on all ranks"
+    assert first["collapse"]["collapse/first_turn/num_reasonings"] > 6, "more than one rank's"
+    assert "collapse/first_turn/mi_estimate" in first["collapse"] and first["scores_differ_by"] < 1e-4
     assert any(first["kept_groups"]) and any(norm > 0 for norm in first["norm"])
 
 
