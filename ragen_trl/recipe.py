@@ -22,6 +22,7 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ragen_envs.rows import HubDatasetError
 
+from .callbacks import MutualInformationCallback
 from .report import evaluations, print_summary, save_learning_curve
 from .rollout.dataset import env_dataset
 from .trainers.grpo_config import RagenGRPOConfig
@@ -58,6 +59,10 @@ class RecipeArguments:
             Seed of the first problem to evaluate on.
         eval_before (`bool`, *optional*, defaults to `True`):
             Whether to evaluate before training too.
+        diagnostics_every_n_steps (`int`, *optional*, defaults to `5`):
+            Steps between two measurements of mutual information, as in the paper's code; `0` for none.
+        diagnostics_num_samples (`int`, *optional*, defaults to `64`):
+            Reasonings scored in each of them.
         cpu_threads (`int`, *optional*):
             Threads of torch on the CPU. More than one is slower for small models on busy cores.
     """
@@ -74,11 +79,16 @@ class RecipeArguments:
     train_seed: int = field(default=10_000, metadata={"help": "Seed of the first problem to train on."})
     eval_seed: int = field(default=123, metadata={"help": "Seed of the first problem to evaluate on."})
     eval_before: bool = field(default=True, metadata={"help": "Whether to evaluate before training too."})
+    diagnostics_every_n_steps: int = field(
+        default=5, metadata={"help": "Steps between two measurements of mutual information, 0 for none."}
+    )
+    diagnostics_num_samples: int = field(default=64, metadata={"help": "Reasonings scored in each measurement."})
     cpu_threads: int | None = field(default=None, metadata={"help": "Threads of torch on the CPU."})
 
     def __post_init__(self) -> None:
         self.env_kwargs = _mapping(self.env_kwargs)
-        for name, least in (("num_train_problems", 1), ("num_eval_problems", 0)):
+        least_values = {"num_train_problems": 1, "num_eval_problems": 0, "diagnostics_every_n_steps": 0}
+        for name, least in least_values.items():
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
 
@@ -144,6 +154,10 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
             eval_dataset=eval_dataset,
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
+        )
+    if recipe.diagnostics_every_n_steps:
+        trainer.add_callback(
+            MutualInformationCallback(recipe.diagnostics_every_n_steps, recipe.diagnostics_num_samples)
         )
     saving = _SaveAtTheEnd(trainer)
     trainer.add_callback(saving)

@@ -65,7 +65,7 @@ def print_summary(log_history: Sequence[Mapping[str, Any]], places: Mapping[str,
 
 def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """
-    Draw success, return and entropy over the steps of a run.
+    Draw success, return, entropy, and how well reasonings find their prompt, over the steps of a run.
 
     Args:
         log_history (`Sequence[Mapping[str, Any]]`):
@@ -80,12 +80,12 @@ def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(16, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 3)
-    for axes, ending, title in zip(
-        panels, ("/success_rate", "/return", "entropy"), ("success rate", "return", "entropy"), strict=True
-    ):
+    panels = figure.subplots(1, 4)
+    endings = ("/success_rate", "/return", "entropy", "/retrieval_accuracy")
+    titles = ("success rate", "return", "entropy", "retrieval accuracy (reasoning to prompt)")
+    for axes, ending, title in zip(panels, endings, titles, strict=True):
         for name in sorted({key for row in log_history for key in row if key.endswith(ending)}):
             points = [(row["step"], row[name]) for row in log_history if row.get(name) is not None]
             held_out = name.startswith("eval_")
@@ -97,7 +97,8 @@ def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize="x-small")
-    panels[0].set_ylim(-0.02, 1.02)
+    for axes in (panels[0], panels[3]):
+        axes.set_ylim(-0.02, 1.02)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path

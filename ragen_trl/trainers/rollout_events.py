@@ -65,7 +65,8 @@ class RolloutEventsMixin:
         return output
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        if self.model.training:
+        # TensorBoard takes numbers only and would say so at every line.
+        if self.model.training and "tensorboard" not in self.args.report_to:
             for callback in self.callback_handler.callbacks:
                 logs = {**logs, **getattr(callback, "labels", {})}  # what has a name and not a number
         super().log(logs, *args, **kwargs)  # type: ignore[misc]

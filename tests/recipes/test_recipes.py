@@ -179,6 +179,13 @@ def test_a_failing_last_evaluation_does_not_lose_the_model(tmp_path, monkeypatch
         assert (folder / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_diagnostics_are_a_matter_of_one_argument(steps, tmp_path):
+    run_quickly(tmp_path, "--diagnostics_every_n_steps", str(steps), "--logging_steps", "1")
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert any("collapse/first_turn/retrieval_accuracy" in row for row in history) == bool(steps)
+
+
 @pytest.mark.parametrize("config", ACCELERATE, ids=lambda path: path.name)
 def test_accelerate_configs_load(config):
     from accelerate.commands.config.config_args import load_config_from_file
