@@ -1,5 +1,6 @@
 """Multi-turn rollouts: token-exact, with any text environment."""
 
+from .batch import RolloutBatch
 from .chat import ChatFormat
 from .dataset import env_dataset, episode_spec
 from .engine import RolloutEngine, RolloutSettings
@@ -19,6 +20,7 @@ __all__ = [
     "PolicyGenerator",
     "PromptStyle",
     "Response",
+    "RolloutBatch",
     "RolloutEngine",
     "RolloutSettings",
     "StopReason",

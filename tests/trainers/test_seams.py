@@ -6,6 +6,7 @@ import pytest
 from kit import trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 
 def names(function):
@@ -149,3 +150,26 @@ def test_a_row_without_any_reward_leaves_the_group_statistics(model, tokenizer, 
     made.model.train()
     output = made._generate_and_score_completions(next(iter(made.get_train_dataloader())))
     assert output["advantages"].tolist() == pytest.approx([0.0, -1.0, 0.0, 1.0] * 2, abs=1e-3)
+
+
+def test_what_the_filter_relies_on(model, tokenizer, tmp_path):
+    made = trainer(tmp_path, model, tokenizer)
+    wanted = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
+    assert names(GRPOTrainer._get_per_token_logps_and_entropies)[:7] == wanted
+    assert made._buffered_inputs is None and made._step == 0
+    assert (made._entropy_bonus_enabled, made.aux_loss_enabled, made.pad_to_multiple_of) == (False, False, None)
+    settings = {"use_adaptive_entropy": True, "entropy_target": 1.0, "entropy_coef": 0.02}
+    adaptive = trainer(tmp_path, model, tokenizer, settings=settings)
+    assert (adaptive.entropy_coef, adaptive.use_adaptive_entropy) == (0.02, True)
+    assert adaptive._entropy_bonus_enabled and adaptive._last_world_entropy == float("inf")
+    assert adaptive.args.entropy_target == 1.0
+    for function in (split_pixel_values_by_grid, unsplit_pixel_values_by_grid):
+        assert function({"x": 1}) == {"x": 1}
+    known = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert all(f'"{name}"' in source for name in known)
+
+
+def test_what_the_diagnostics_rely_on(model, tokenizer, tmp_path):
+    made = trainer(tmp_path, model, tokenizer)
+    assert made.temperature == 1.0 and made._tokenizer is tokenizer and made.callback_handler.callbacks
