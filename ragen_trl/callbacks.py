@@ -57,24 +57,22 @@ class _Resumed(RolloutCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return {"args": self._arguments, "attributes": parts}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> _Resumed:
-        """A callback as it was when its state was kept."""
-        made = cls(**state["args"])
-        made._load(state)
-        return made
-
-    def _load(self, state: dict[str, Any]) -> None:
-        for name, part in self._parts().items():
-            if name in state["attributes"]:
-                part.load_state_dict(state["attributes"][name])
+        # Under one name, as transformers may set attributes of these names.
+        return {"args": self._arguments, "attributes": {"_kept": parts}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         stored = (state.stateful_callbacks or {}).get(type(self).__name__)
         if state.global_step and isinstance(stored, dict):
-            self._load(stored)
+            for name, kept in stored["attributes"].get("_kept", {}).items():
+                self._parts()[name].load_state_dict(kept)
+
+    def _check_alone(self, trainer: Any) -> None:
+        others = [c for c in trainer.callback_handler.callbacks if type(c) is type(self)]
+        if len(others) > 1:
+            raise ValueError(
+                f"There are {len(others)} callbacks of the kind {type(self).__name__}, which log under the same "
+                "names. Give one."
+            )
 
 
 class MutualInformationCallback(_Resumed):
@@ -136,13 +134,14 @@ class MutualInformationCallback(_Resumed):
         self._ema = {"first_turn": MarginalStdEMA(), "trajectory": MarginalStdEMA()}
         self._tracker = RegimeTracker()
         self._warned: set[Regime] = set()
+        self._memory = _Memory()
         self._generation = (-1, 0)  # step, and how many generations it has had
         self._last_end: float | None = None
         self.last: dict[str, dict[str, float]] = {}
         self.labels: dict[str, str] = {}
 
     def _parts(self) -> dict[str, Any]:
-        return {**self._ema, "tracker": self._tracker}
+        return {**self._ema, "tracker": self._tracker, "memory": self._memory}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._last_end = time.perf_counter()
@@ -152,9 +151,11 @@ class MutualInformationCallback(_Resumed):
         self, args: Any, state: Any, control: Any, *, trainer: Any, rollouts: RolloutBatch, **kwargs: Any
     ) -> None:
         start = time.perf_counter()
-        step = state.global_step
+        self._check_alone(trainer)
+        step, last = state.global_step, self._memory.last_step
         self._generation = (step, self._generation[1] + 1 if self._generation[0] == step else 0)
-        if step % self.every_n_steps == 0:
+        if last is None or step == last or step - last >= self.every_n_steps:
+            self._memory.last_step = step
             self._measure(trainer, rollouts)
         end = time.perf_counter()
         metrics = trainer._metrics["train"]
@@ -165,7 +166,9 @@ class MutualInformationCallback(_Resumed):
 
     def _measure(self, trainer: Any, rollouts: RolloutBatch) -> None:
         rank, think = trainer.accelerator.process_index, getattr(trainer.args, "enable_think", True)
-        found = survey(rollouts, trainer._tokenizer, rank, think)
+        found = survey(rollouts, trainer._tokenizer, rank, think, tags_seen=self._memory.tags_seen)
+        self._memory.tags_seen |= found.tags is not None
+        self._memory.measurements += 1
         metrics = trainer._metrics["train"]
         metrics["collapse/valid_thinking_rate"].append(found.valid_rate)
         metrics["collapse/first_turn/valid_rate"].append(found.first_valid_rate)
@@ -181,14 +184,24 @@ class MutualInformationCallback(_Resumed):
                     metrics[f"collapse/{name}/{key}"].append(value)
         self._name_regime(trainer)
 
+    def telling(self) -> dict[str, float] | None:
+        """
+        The last measurement by which a run is judged, always of the same variant, with `mi_share`: MI by what is
+        possible with the prompts drawn, whose number varies. `None` if there was too little to measure.
+        """
+        found = self.last.get("first_turn" if self.first_turn else "trajectory", {})
+        if "mi_seq_estimate" not in found:
+            return None
+        return {**found, "mi_share": found["mi_seq_estimate"] / found["mi_upper_bound"]}
+
     def _name_regime(self, trainer: Any) -> None:
-        found = next((m for m in self.last.values() if "mi_seq_estimate" in m), None)
+        found = self.telling()
         if found is None:
             return
         metrics = trainer._metrics["train"]
         regime = self._tracker.update(
             found["conditional_entropy_est"],
-            found["mi_seq_estimate"],
+            found["mi_share"],
             retrieval=found["retrieval_accuracy"],
             chance=found["retrieval_chance_level"],
             valid_thinking_rate=metrics["collapse/valid_thinking_rate"][-1],
@@ -241,6 +254,21 @@ class MutualInformationCallback(_Resumed):
         return summed
 
 
+class _Memory:
+    """What a run remembers between measurements."""
+
+    def __init__(self) -> None:
+        self.last_step: int | None = None
+        self.tags_seen = False
+        self.measurements = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
 class EarlyStopOnCollapseCallback(_Resumed):
     """
     Ends a run that is past saving, with a checkpoint, by the rules of
@@ -267,6 +295,8 @@ class EarlyStopOnCollapseCallback(_Resumed):
         self.action, self.spread = action, spread
         self._rules = CollapseRules(**rules)
         self._found: dict[str, str] = {}
+        self._measurements = 0
+        self._trainer: Any = None
 
     def _parts(self) -> dict[str, Any]:
         return {"rules": self._rules}
@@ -274,25 +304,26 @@ class EarlyStopOnCollapseCallback(_Resumed):
     def on_rollout_end(
         self, args: Any, state: Any, control: Any, *, trainer: Any, rollouts: RolloutBatch, **kwargs: Any
     ) -> None:
+        self._check_alone(trainer)
+        self._trainer = trainer
         groups = rollouts.rewards.view(-1, trainer.num_generations)
         spreads = [row[~row.isnan()] for row in groups]
         values = [row.var() if self.spread == "variance" else row.std() for row in spreads if len(row) > 1]
-        measured = [c.last for c in trainer.callback_handler.callbacks if isinstance(c, MutualInformationCallback)]
-        mi = [m["mi_seq_estimate"] for found in measured for m in found.values() if "mi_seq_estimate" in m]
-        holding = self._rules.update_step(
-            reward_spread=float(torch.stack(values).mean()) if values else None, mi=mi[0] if mi else None
-        )
-        self._note(holding, trainer)
+        mi = None
+        for other in trainer.callback_handler.callbacks:
+            if isinstance(other, MutualInformationCallback) and other._memory.measurements > self._measurements:
+                self._measurements, found = other._memory.measurements, other.telling()
+                mi = found["mi_share"] if found else None
+        spread = float(torch.stack(values).mean()) if values else None
+        self._note(self._rules.update_step(reward_spread=spread, mi=mi))
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
     ) -> Any:
         """Judge the success rates of an evaluation."""
         success = {name: value for name, value in (metrics or {}).items() if name.endswith("/success_rate")}
-        self._note(self._rules.update_validation(success), None)
-        if self._found and self.action == "stop":
-            control.should_training_stop = True
-        return control
+        self._note(self._rules.update_validation(success))
+        return self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """End the run, with a checkpoint and an evaluation where the settings have any."""
@@ -301,12 +332,12 @@ class EarlyStopOnCollapseCallback(_Resumed):
             control.should_save = control.should_save or str(args.save_strategy) != "SaveStrategy.NO"
         return control
 
-    def _note(self, holding: dict[str, str], trainer: Any) -> None:
+    def _note(self, holding: dict[str, str]) -> None:
         for rule, sentence in holding.items():
             if rule not in self._found:
                 ending = "Training stops." if self.action == "stop" else "Training goes on."
                 logger.warning(f"{rule}: {sentence} {ending}")
         self._found |= holding
-        if trainer is not None:
+        if self._trainer is not None:
             for rule in self._found:
-                trainer._metrics["train"][f"collapse/rule/{rule}"] = [1.0]
+                self._trainer._metrics["train"][f"collapse/rule/{rule}"] = [1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from typing import Any
 import pandas as pd
 import torch
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
 
 from ragen_envs import make_env
 
@@ -30,6 +31,8 @@ from .rollout.metrics import episode_metrics, summarize
 from .rollout.protocol import ANSWER_CLOSE
 from .rollout.trajectory import EpisodeSpec
 
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = (
     "num_reasonings", "num_prompts", "mi_seq_estimate", "mi_upper_bound", "mi_estimate", "gap_per_token",
@@ -179,7 +182,8 @@ def play(
         stop_string=ANSWER_CLOSE if settings.stop_at_answer else "",
         defaults=model.generation_config,
     )
-    engine = RolloutEngine(settings, chat, generator, getattr(model.config, "max_position_embeddings", None))
+    engine = RolloutEngine(settings, chat, generator, _positions(model))
+    set_seed(seed)
     specs = [
         EpisodeSpec(env_id, seed + problem, dict(env_kwargs or {}), [], problem, (seed + problem, member, 0))
         for problem in range(num_prompts)
@@ -220,6 +224,15 @@ def read_completions(path: Path, tokenizer: Any) -> RolloutBatch:
         raise ValueError(f"{path} lacks {sorted(missing) or 'rows'}. Give a parquet file of TRL's `log_completions`.")
     if "step" in frame:
         frame = frame[frame["step"] == frame["step"].max()]
+    if all(not isinstance(prompt, str) and not any(m["content"] for m in prompt) for prompt in frame["prompt"]):
+        raise ValueError(
+            f"The prompts in {path} are empty: these were episodes, whose contexts it lacks. Use --env_id."
+        )
+    if isinstance(frame["prompt"].iloc[0], str):
+        logger.warning(
+            "The file holds prompts as text without special tokens, so contexts, and with them all figures, differ "
+            "from what the model saw. For episodes use --env_id."
+        )
     prompts = [_prompt_ids(value, tokenizer) for value in frame["prompt"]]
     completions = [tokenizer(_text(v), add_special_tokens=False)["input_ids"] for v in frame["completion"]]
     groups = {tuple(ids): i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
@@ -233,6 +246,10 @@ def read_completions(path: Path, tokenizer: Any) -> RolloutBatch:
     )
 
 
+def _positions(model: Any) -> int | None:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 def _prompt_ids(value: Any, tokenizer: Any) -> list[int]:
     if not isinstance(value, str):
         value = tokenizer.apply_chat_template(list(value), tokenize=False, add_generation_prompt=True)
@@ -240,9 +257,18 @@ def _prompt_ids(value: Any, tokenizer: Any) -> list[int]:
 
 
 def _text(value: Any) -> str:
-    return (
-        value if isinstance(value, str) else str(next((m["content"] for m in value if m["role"] == "assistant"), ""))
-    )
+    """Text of the first answer that says something, its thinking included."""
+    if isinstance(value, str):
+        return value
+    for message in value:
+        content = message.get("content")
+        if content is not None and not isinstance(content, str):
+            content = "".join(part.get("text") or "" for part in content)
+        thinking = message.get("reasoning_content")
+        text = (f"<think>{thinking}</think>" if thinking else "") + (content or "")
+        if message["role"] == "assistant" and text:
+            return text
+    return ""
 
 
 def diagnose(
@@ -279,7 +305,12 @@ def diagnose(
     draws: dict[str, Callable[..., list[tuple[int, int]]]] = {"first_turn": draw_first_turns, "trajectory": draw_turns}
     for variant, draw in draws.items():
         drawn = draw(found.valid, num_samples, random.Random(seed))
-        thoughts = fitting(found.thoughts(drawn), getattr(model.config, "max_position_embeddings", None))
+        everything = found.thoughts(drawn)
+        thoughts = fitting(everything, _positions(model))
+        if len(thoughts) < len(everything):
+            logger.warning(
+                f"{variant}: {len(everything) - len(thoughts)} of {len(everything)} do not fit the context."
+            )
         lengths = torch.tensor([[len(thought.reasoning_ids)] for thought in thoughts])
 
         def score(

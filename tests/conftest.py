@@ -16,6 +16,7 @@ os.environ.update(
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from accelerate.logging import MultiProcessAdapter  # noqa: E402
 
 
 torch.set_num_threads(1)
@@ -27,6 +28,7 @@ from helpers import build_model, build_tokenizer  # noqa: E402
 def _seeded():
     """Tests do not depend on their order."""
     torch.manual_seed(0)
+    MultiProcessAdapter.warning_once.cache_clear()
 
 
 @pytest.fixture(scope="session")

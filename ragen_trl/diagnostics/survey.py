@@ -76,11 +76,14 @@ class Survey:
             ids = self.rollouts.completion_ids[row][start:end]
             found = find_reasoning(self.tokenizer, context, ids, self.tags)
             if found is not None:
-                own.append((place, Thought(tuple(context + ids[: found[0]]), tuple(ids[found[0] : found[1]]))))
+                reasoning = tuple(ids[found[0] : found[1]])
+                own.append((place, Thought(tuple(context + ids[: found[0]]), reasoning, tuple(context))))
         return [thought for _, thought in sorted(gather_object(own), key=lambda pair: pair[0])]
 
 
-def survey(rollouts: RolloutBatch, tokenizer: Any, rank: int = 0, enable_think: bool = True) -> Survey:
+def survey(
+    rollouts: RolloutBatch, tokenizer: Any, rank: int = 0, enable_think: bool = True, tags_seen: bool = False
+) -> Survey:
     """
     Look through a batch of rollouts for reasoning. Called on all ranks together.
 
@@ -94,16 +97,18 @@ def survey(rollouts: RolloutBatch, tokenizer: Any, rank: int = 0, enable_think: 
         enable_think (`bool`, *optional*, defaults to `True`):
             Whether episodes are played with a thinking block. Of other rollouts the tags are used where any of them
             has a closed block.
+        tags_seen (`bool`, *optional*, defaults to `False`):
+            Whether earlier rollouts of the run had one: then whole turns are no reasoning where all have lost it.
     """
     turns = [sampled_spans(flags) for flags in rollouts.sampled]
     rows = range(len(turns))
     tags: Tags | None = TAGS
     if rollouts.trajectories is not None:
         tags = TAGS if enable_think else None
-    elif not any(gather_object([any(_valid(rollouts, tokenizer, i, turns[i], TAGS) for i in rows)])):
+    elif not tags_seen and not any(gather_object([any(_valid(rollouts, tokenizer, i, turns[i], TAGS) for i in rows)])):
         tags = None
     valid = gather_object([_valid(rollouts, tokenizer, i, turns[i], tags) for i in rows])
-    counts = gather_object([len(of_row) for of_row in turns])
+    counts = gather_object([_played(rollouts, i, turns[i]) for i in rows])
     return Survey(rollouts, tokenizer, tags, turns, valid, counts, rank * len(turns))
 
 
@@ -131,20 +136,21 @@ def thought_metrics(
             As in [`mutual_information_metrics`].
 
     Returns:
-        `dict[str, float]`: As of [`mutual_information_metrics`]; the counters alone with fewer than two contexts.
+        `dict[str, float]`: As of [`mutual_information_metrics`]; the counters alone with fewer than two prompts.
     """
     contexts = [thought.context_ids for thought in thoughts]
-    distinct = list(dict.fromkeys(contexts))
-    if len(distinct) < 2:
-        return {"num_reasonings": float(len(thoughts)), "num_prompts": float(len(distinct))}
-    prompts = distinct if distinct_prompts else contexts
+    distinct = dict(zip(contexts, (thought.prompt for thought in thoughts), strict=True))
+    num_prompts = len(set(distinct.values()))
+    if num_prompts < 2:
+        return {"num_reasonings": float(len(thoughts)), "num_prompts": float(num_prompts)}
+    prompts = list(distinct) if distinct_prompts else contexts
     place = {context: i for i, context in enumerate(distinct)}
     own = [place[context] for context in contexts] if distinct_prompts else list(range(len(contexts)))
     return mutual_information_metrics(
         cross_log_probs(prompts, [thought.reasoning_ids for thought in thoughts]),
         torch.tensor([len(thought.reasoning_ids) for thought in thoughts]),
         torch.tensor(own),
-        column_signatures=prompts,
+        column_signatures=[distinct[context] for context in prompts],
         length_normalization=length_normalization,
         ema=ema,
     )
@@ -152,6 +158,13 @@ def thought_metrics(
 
 def _context(rollouts: RolloutBatch, row: int, start: int) -> list[int]:
     return rollouts.prompt_ids[row] + rollouts.completion_ids[row][:start]
+
+
+def _played(rollouts: RolloutBatch, row: int, turns: list[tuple[int, int]]) -> int:
+    """Turns of a rollout; those count too that are masked because they were cut."""
+    if rollouts.trajectories is not None:
+        return 0 if rollouts.trajectories[row].failed else len(rollouts.trajectories[row].turns)
+    return max(len(turns), 1)
 
 
 def _valid(

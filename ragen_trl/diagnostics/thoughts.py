@@ -25,10 +25,19 @@ class Thought:
             Every token the model saw before it, the opening tag included.
         reasoning_ids (`tuple[int, ...]`):
             Sampled tokens between the tags.
+        before (`tuple[int, ...]`, *optional*):
+            The part of the context that was there before the turn. Contexts that differ only in what was sampled
+            before the reasoning are of one prompt. Defaults to the context.
     """
 
     context_ids: tuple[int, ...]
     reasoning_ids: tuple[int, ...]
+    before: tuple[int, ...] | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """What tells prompts apart."""
+        return self.context_ids if self.before is None else self.before
 
 
 def sampled_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
@@ -72,7 +81,6 @@ def find_reasoning(
     borders = reasoning_in_text(text_of(token_ids), opened=text_of(context_ids[-_TAIL:]), tags=tags)
     if borders is None:
         return None
-    # Lengths grow with the tokens but for characters of several tokens, which no tag is made of.
     lengths = _Lengths(text_of, token_ids)
     start = bisect.bisect_left(lengths, borders[0])
     end = bisect.bisect_right(lengths, borders[1]) - 1
@@ -89,7 +97,8 @@ class _Lengths(Sequence[int]):
         return len(self._ids) + 1
 
     def __getitem__(self, i: Any) -> Any:
-        return len(self._text_of(self._ids[:i])) if i else 0
+        # An unfinished character may decode to several marks of replacement.
+        return len(self._text_of(self._ids[:i]).rstrip("\ufffd")) if i else 0
 
 
 def reasoning_in_text(text: str, opened: str, tags: Tags) -> tuple[int, int] | None:
@@ -113,7 +122,7 @@ def reasoning_in_text(text: str, opened: str, tags: Tags) -> tuple[int, int] | N
 
 def fitting(thoughts: Sequence[Thought], context_length: int | None) -> list[Thought]:
     """
-    Thoughts whose context leaves room for the longest reasoning among them, as each is scored under all contexts.
+    As many thoughts as can be scored under all contexts of each other: every context leaves room for every reasoning.
 
     Args:
         thoughts (`Sequence[Thought]`):
@@ -121,9 +130,13 @@ def fitting(thoughts: Sequence[Thought], context_length: int | None) -> list[Tho
         context_length (`int`, *optional*):
             Tokens that the model can attend to, if bounded.
     """
-    longest = max((len(thought.reasoning_ids) for thought in thoughts), default=0)
-    room = float("inf") if context_length is None else context_length - longest
-    return [thought for thought in thoughts if len(thought.context_ids) <= room]
+    if context_length is None:
+        return list(thoughts)
+    fits = [
+        [t for t in thoughts if len(t.reasoning_ids) <= longest and len(t.context_ids) <= context_length - longest]
+        for longest in sorted({len(thought.reasoning_ids) for thought in thoughts})
+    ]
+    return max(fits, key=len, default=[])
 
 
 def draw_first_turns(valid: Sequence[Sequence[int]], number: int, rng: random.Random) -> list[tuple[int, int]]:

@@ -6,7 +6,14 @@ from collections import Counter
 import pytest
 from helpers import AWKWARD
 
-from ragen_trl.diagnostics.thoughts import draw_first_turns, draw_turns, find_reasoning, sampled_spans
+from ragen_trl.diagnostics.thoughts import (
+    Thought,
+    draw_first_turns,
+    draw_turns,
+    find_reasoning,
+    fitting,
+    sampled_spans,
+)
 
 
 TAGS = ("<think>", "</think>")
@@ -62,6 +69,36 @@ def test_a_token_that_holds_part_of_a_tag_is_no_reasoning(tokenizer):
 def test_without_tags_the_turn_is_the_reasoning(tokenizer):
     assert found(tokenizer, "question", "go there", tags=None) == "go there"
     assert find_reasoning(tokenizer, [1], [], None) is None
+
+
+def test_as_many_thoughts_as_fit_each_other():
+    thoughts = [Thought((1,) * 100, (2,) * 10)] * 5 + [Thought((1,) * 100, (2,) * 960)]
+    assert fitting(thoughts, 1024) == thoughts[:5] and fitting(thoughts, None) == thoughts
+    assert fitting(thoughts, 1060) == thoughts and fitting([], 10) == [] == fitting(thoughts, 50)
+
+
+class Bytes:
+    """Decodes as tokenizers with bytes for what they do not know: each byte of an unfinished character is a mark."""
+
+    def decode(self, ids, **kwargs):
+        data, text = bytes(ids), ""
+        while data:
+            for length in range(1, 5):
+                try:
+                    text, data = text + data[:length].decode(), data[length:]
+                    break
+                except UnicodeDecodeError:
+                    continue
+            else:
+                text, data = text + "\ufffd", data[1:]
+        return text
+
+
+@pytest.mark.parametrize("reasoning", ["🙂", "a🙂🙂b", "日本", "é"])
+def test_characters_of_several_tokens_stay_whole(reasoning):
+    ids = list(f"{reasoning}</think>x".encode())
+    span = find_reasoning(Bytes(), list(b"q<think>"), ids, TAGS)
+    assert bytes(ids[slice(*span)]).decode() == reasoning
 
 
 VALID = [[0, 1], [], [1], [0], [0, 1, 2]]

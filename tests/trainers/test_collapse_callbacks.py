@@ -97,6 +97,102 @@ def test_a_resumed_run_goes_on_with_the_same_series(model, tokenizer, tmp_path):
                 assert logs(whole, name)[2:] == pytest.approx(logs(resumed, name)[-2:], rel=1e-9), name
 
 
+def test_nothing_is_switched_off_by_resuming(model, tokenizer, tmp_path):
+    """transformers may set the attributes that a checkpoint names; there were none to keep before thinking began."""
+
+    def late(trajectory):
+        return thinker(trajectory) if trajectory.spec.noise_seed[2] >= 2 else "nothing closed"
+
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    whole, _ = measured(tmp_path / "a", model, tokenizer, policy=late, **settings)
+    whole.train()
+    resumed, callback = measured(tmp_path / "b", model, tokenizer, policy=late, **settings,
+                                 restore_callback_states_from_checkpoint=True)  # fmt: skip
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert callback.first_turn is True and callback.trajectory is True
+    name = "collapse/first_turn/mi_estimate"
+    assert logs(resumed, name)[-2:] == pytest.approx(logs(whole, name)[-2:]) and len(logs(whole, name)) == 2
+
+
+def test_one_callback_of_a_kind(model, tokenizer, tmp_path):
+    made, _ = measured(tmp_path, model, tokenizer)
+    made.add_callback(MutualInformationCallback(seed=1))
+    with pytest.raises(ValueError, match="2 callbacks of the kind MutualInformationCallback"):
+        made.train()
+
+
+def test_measurements_are_as_far_apart_as_asked(model, tokenizer, tmp_path):
+    """Also where generations do not fall on multiples of the number of steps."""
+    made, _ = measured(
+        tmp_path, model, tokenizer, callback=MutualInformationCallback(3), num_iterations=2, max_steps=12
+    )
+    made.train()
+    steps = [line["step"] - 1 for line in made.state.log_history if "collapse/first_turn/mi_estimate" in line]
+    assert steps == [0, 4, 8]
+
+
+def test_a_rule_counts_a_measurement_once(model, tokenizer, tmp_path):
+    fed = []
+    callback = EarlyStopOnCollapseCallback("mark", mi_share=0.5)
+    update = callback._rules.update_step
+    callback._rules.update_step = lambda *, reward_spread, mi: (
+        fed.append(mi) or update(reward_spread=reward_spread, mi=mi)
+    )
+    made, _ = measured(tmp_path, model, tokenizer, callback=MutualInformationCallback(2), max_steps=4)
+    made.add_callback(callback)
+    made.train()
+    assert [mi is None for mi in fed] == [False, True, False, True]
+    assert all(mi is None or -1 < mi <= 1 for mi in fed), "a share of what is possible"
+
+
+def test_form_that_is_lost_is_no_health(model, tokenizer, tmp_path):
+    """Field report 174: whole completions do not become reasoning once there were tags."""
+    texts = ["<think>here it is</think>now", "here it is now"]
+
+    def rollout(prompts, trainer):
+        ids = [tokenizer(texts[min(trainer.state.global_step, 1)], add_special_tokens=False)["input_ids"]] * len(
+            prompts
+        )
+        prompts = [tokenizer(p[0]["content"], add_special_tokens=False)["input_ids"] for p in prompts]
+        return {"prompt_ids": prompts, "completion_ids": ids, "logprobs": None}
+
+    made = trainer(
+        tmp_path, model, tokenizer, spreads([1, 2]), kind=Plain, reward_funcs=length_reward,
+        callbacks=[MutualInformationCallback()], rollout_func=rollout, settings={"max_steps": 2},
+    )  # fmt: skip
+    made.train()
+    assert logs(made, "collapse/valid_thinking_rate") == [1.0, 0.0]
+
+
+def test_what_is_sampled_before_the_tag_makes_no_other_prompt(model, tokenizer, tmp_path):
+    def rollout(prompts, trainer):
+        texts = [f"{'so ' * i}<think>here it is</think>" for i in range(len(prompts))]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        prompts = [tokenizer(p[0]["content"], add_special_tokens=False)["input_ids"] for p in prompts]
+        return {"prompt_ids": prompts, "completion_ids": ids, "logprobs": None}
+
+    made = trainer(
+        tmp_path, model, tokenizer, spreads([1, 2]), kind=Plain, reward_funcs=length_reward,
+        callbacks=[MutualInformationCallback()], rollout_func=rollout,
+        settings={"max_steps": 1, "shuffle_dataset": False},
+    )  # fmt: skip
+    made.train()
+    assert logs(made, "collapse/first_turn/num_prompts") == [2.0]
+    assert logs(made, "collapse/first_turn/mi_upper_bound")[0] == pytest.approx(math.log(2))
+
+
+def test_turns_that_are_masked_because_they_were_cut_count(model, tokenizer, tmp_path):
+    rates = []
+    for masked in (False, True):
+        made, _ = measured(
+            tmp_path, model, tokenizer, max_steps=1, max_turns=1, mask_truncated_completions=masked,
+            policy=lambda t: thinker(t) if t.spec.noise_seed[1] % 2 else "on and on " * 40,
+        )  # fmt: skip
+        made.train()
+        rates += logs(made, "collapse/valid_thinking_rate")
+    assert rates == [0.5, 0.5]
+
+
 def test_too_little_to_measure_is_said(model, tokenizer, tmp_path, caplog):
     made, _ = measured(tmp_path, model, tokenizer, policy=lambda t: "nothing closed", max_steps=1)
     made.train()
@@ -178,15 +274,17 @@ def test_early_stop_on_rewards_that_do_not_vary(model, tokenizer, tmp_path, capl
     assert "reward_variance_collapse" in caplog.text
 
 
-def test_early_stop_on_evaluations_without_success(model, tokenizer, tmp_path):
+def test_early_stop_on_evaluations_without_success(model, tokenizer, tmp_path, caplog):
     callback = EarlyStopOnCollapseCallback(success_window=2)
     made = trainer(
         tmp_path, model, tokenizer, eval_dataset=env_dataset("helpers:Counter-v0", 2), callbacks=[callback],
-        settings=THINKING | {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 1},
+        settings=THINKING | {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 1,
+                             "save_strategy": "steps", "save_steps": 100},
     )  # fmt: skip
     made._engine._generator = PolicyGenerator(tokenizer, lambda t: "x</think><answer>lose</answer>")
     made.train()
-    assert made.state.global_step == 2
+    assert made.state.global_step == 2 and (tmp_path / "checkpoint-2").is_dir()
+    assert "low_validation_success" in caplog.text
 
 
 @pytest.mark.parametrize(

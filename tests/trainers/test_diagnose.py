@@ -39,8 +39,8 @@ def test_the_same_seed_gives_the_same_episodes():
     model, tokenizer = diagnose.load(tiny.path())
     settings = RolloutSettings(prompt_style="compact", max_tokens_per_turn=16)
     batches = []
-    for _ in range(2):
-        torch.manual_seed(0)
+    for i in range(2):
+        torch.manual_seed(i)
         kwargs = {"layout": "open", "observation_format": "compact"}
         batches.append(
             diagnose.play(
@@ -68,6 +68,20 @@ def test_completions_that_trl_wrote(model, tokenizer, tmp_path, capsys):
     )
     assert "retrieval_accuracy" in capsys.readouterr().out
     assert json.loads((tmp_path / "diagnosis.json").read_text())["collapse/first_turn/num_prompts"] == 2
+
+
+def test_completions_of_episodes_are_refused(tokenizer, tmp_path):
+    frame = pd.DataFrame({"prompt": [[{"role": "user", "content": ""}]], "completion": [[]]})
+    frame.to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match="episodes.*--env_id"):
+        diagnose.read_completions(tmp_path / "x.parquet", tokenizer)
+
+
+def test_messages_of_all_kinds_are_read():
+    tool = {"role": "assistant", "content": None, "tool_calls": []}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "5"}], "reasoning_content": "a"}
+    assert diagnose._text([tool, {"role": "tool", "content": "3"}, answer]) == "<think>a</think>5"
+    assert diagnose._text([tool]) == "" and diagnose._text("x") == "x"
 
 
 def test_a_file_without_completions(tokenizer, tmp_path):
