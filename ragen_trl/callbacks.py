@@ -14,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from .diagnostics.cross_scoring import cross_log_probs
 from .diagnostics.mutual_information import MarginalStdEMA
-from .diagnostics.regimes import CollapseRules, Regime, RegimeTracker
+from .diagnostics.regimes import CollapseRules, RegimeTracker
 from .diagnostics.survey import survey, thought_metrics
 from .diagnostics.thoughts import Thought, draw_first_turns, draw_turns, fitting
 from .rollout.batch import RolloutBatch
@@ -60,7 +60,12 @@ class _Resumed(RolloutCallback, ExportableState):
         # Under one name, as transformers may set attributes of these names.
         return {"args": self._arguments, "attributes": {"_kept": parts}}
 
+    def _start(self) -> None:
+        """Begin with nothing remembered."""
+        raise NotImplementedError
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start()
         stored = (state.stateful_callbacks or {}).get(type(self).__name__)
         if state.global_step and isinstance(stored, dict):
             for name, kept in stored["attributes"].get("_kept", {}).items():
@@ -131,9 +136,11 @@ class MutualInformationCallback(_Resumed):
         self.every_n_steps, self.num_samples, self.seed = every_n_steps, num_samples, seed
         self.first_turn, self.trajectory = first_turn, trajectory
         self.length_normalization, self.max_tokens_per_forward = length_normalization, max_tokens_per_forward
+        self._start()
+
+    def _start(self) -> None:
         self._ema = {"first_turn": MarginalStdEMA(), "trajectory": MarginalStdEMA()}
         self._tracker = RegimeTracker()
-        self._warned: set[Regime] = set()
         self._memory = _Memory()
         self._generation = (-1, 0)  # step, and how many generations it has had
         self._last_end: float | None = None
@@ -144,8 +151,8 @@ class MutualInformationCallback(_Resumed):
         return {**self._ema, "tracker": self._tracker, "memory": self._memory}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._last_end = time.perf_counter()
         super().on_train_begin(args, state, control, **kwargs)
+        self._last_end = time.perf_counter()
 
     def on_rollout_end(
         self, args: Any, state: Any, control: Any, *, trainer: Any, rollouts: RolloutBatch, **kwargs: Any
@@ -208,8 +215,8 @@ class MutualInformationCallback(_Resumed):
         )
         metrics["collapse/regime"] = [float(regime.code)]
         self.labels["collapse/regime_name"] = str(regime)
-        if regime.collapsed and regime not in self._warned:
-            self._warned.add(regime)
+        if regime.collapsed and str(regime) not in self._memory.warned:
+            self._memory.warned.append(str(regime))
             logger.warning(f"The run has entered {regime}: {self._tracker.evidence()}")
 
     def _score(self, trainer: Any, name: str, thoughts: list[Thought]) -> dict[str, float]:
@@ -261,6 +268,7 @@ class _Memory:
         self.last_step: int | None = None
         self.tags_seen = False
         self.measurements = 0
+        self.warned: list[str] = []
 
     def state_dict(self) -> dict[str, Any]:
         return vars(self).copy()
@@ -293,7 +301,11 @@ class EarlyStopOnCollapseCallback(_Resumed):
                 raise ValueError(f"`{name}` must be one of {list(allowed)}, got {value!r}.")
         self._arguments = {"action": action, "spread": spread, **rules}
         self.action, self.spread = action, spread
-        self._rules = CollapseRules(**rules)
+        self._settings = rules
+        self._start()
+
+    def _start(self) -> None:
+        self._rules = CollapseRules(**self._settings)
         self._found: dict[str, str] = {}
         self._measurements = 0
         self._trainer: Any = None

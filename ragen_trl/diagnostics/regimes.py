@@ -189,7 +189,7 @@ class RegimeTracker:
         if not self._recent:
             return "nothing measured yet"
         now, first = _means(self._recent), _means(self._baseline)
-        parts = [f"MI {now['mi']:.3g} nats{_of_baseline(now['mi'], first['mi'])}"]
+        parts = [f"MI {now['mi']:.3g}{_of_baseline(now['mi'], first['mi'])}"]
         if "retrieval" in now and "chance" in now:
             parts.append(f"retrieval {now['retrieval']:.3g} where guessing has {now['chance']:.3g}")
         parts.append(f"entropy {now['entropy']:.3g} nats per token{_of_baseline(now['entropy'], first['entropy'])}")

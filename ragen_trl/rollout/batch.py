@@ -26,7 +26,7 @@ class RolloutBatch:
         groups (`list[int]`):
             Group of each rollout, counted over all ranks.
         advantages (`torch.Tensor`):
-            As they enter the loss, (B,).
+            As TRL has computed them, (B,).
         rewards (`torch.Tensor`):
             Total reward of each rollout of all ranks, (N,) float64 on the CPU; NaN without any.
         trajectories (`list[`[`Trajectory`]`]`, *optional*):

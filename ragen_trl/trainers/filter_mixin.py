@@ -210,7 +210,7 @@ class SNRFilterMixin(RolloutEventsMixin):
         self.last_update_rows = [[row for row in rows if row is not None] for rows in mine]
         rows = self._with_foreign(own, [[row for ranks in plan for row in ranks[r]] for r in range(world_size)])
         factor = _SCALINGS[self.args.reward_variance_filtering_loss_scaling](selection.metrics["kept_share"])
-        spare = blank(min(own.values(), key=lambda row: len(row["prompt_ids"]) + len(row["completion_ids"])))
+        shortest = min(own.values(), key=lambda row: len(row["prompt_ids"]) + len(row["completion_ids"]))
         micro_batches = []
         for start in range(0, steps, window_steps):
             window = [row for ranks in plan[start : start + window_steps] for rows in ranks for row in rows]
@@ -219,6 +219,8 @@ class SNRFilterMixin(RolloutEventsMixin):
             for numbers in mine[start : start + window_steps]:
                 if not tokens:  # nor is there anything to learn from rows that are masked throughout
                     numbers = []
+                alone = not any(number is not None for number in numbers)
+                spare = blank(shortest, hide_prompt=not alone)
                 chosen = [spare if number is None else rows[number] for number in numbers] or [spare]
                 micro_batch = join_rows(chosen, self._tokenizer.pad_token_id, self.pad_to_multiple_of)
                 micro_batch["advantages"] = micro_batch["advantages"] * factor

@@ -124,15 +124,18 @@ def _first_used(mask: torch.Tensor) -> int:
     return int(used[0]) if len(used) else len(mask) - 1
 
 
-def blank(row: Row) -> Row:
+def blank(row: Row, hide_prompt: bool = True) -> Row:
     """
     A row that makes up the number: nothing of it reaches a loss.
 
     Args:
         row (`dict[str, Any]`):
             Row of any content.
+        hide_prompt (`bool`, *optional*, defaults to `True`):
+            Whether the prompt is masked too, so that a router loss, which is over all tokens, leaves it out. Where
+            there is no other row that loss has to have some tokens, lest it divides by zero.
     """
-    silent = ("prompt_mask", "completion_mask", "tool_mask", "advantages")
+    silent = ("completion_mask", "tool_mask", "advantages", *(("prompt_mask",) if hide_prompt else ()))
     return {**row, **{name: torch.zeros_like(row[name]) for name in silent if name in row}}
 
 

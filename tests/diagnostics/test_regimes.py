@@ -106,7 +106,7 @@ def test_rise_of_mi_while_the_format_is_lost_is_not_read_as_health():
         tracker.update(0.6, mi, valid_thinking_rate=valid, invalid_action_rate=invalid)
         texts.append(tracker.evidence())
     assert "most turns hold no reasoning" not in texts[2]
-    assert "MI 2.35 nats (157% of 1.5 at the start)" in texts[3]
+    assert "MI 2.35 (157% of 1.5 at the start)" in texts[3]
     assert "turns with valid thinking 40%, invalid actions 80%" in texts[3]
     assert "most turns hold no reasoning" in texts[3]
     assert tracker.regime is Regime.TEMPLATE_COLLAPSE
@@ -118,7 +118,7 @@ def test_evidence_names_everything():
     for _ in range(3):
         tracker.update(0.70, 0.31, retrieval=0.05, chance=1 / 32, valid_thinking_rate=0.98, invalid_action_rate=0.03)
     assert tracker.evidence() == (
-        "MI 0.31 nats (10% of 3.06 at the start), retrieval 0.05 where guessing has 0.0312, entropy 0.7 nats per "
+        "MI 0.31 (10% of 3.06 at the start), retrieval 0.05 where guessing has 0.0312, entropy 0.7 nats per "
         "token (104% of 0.67 at the start), turns with valid thinking 98%, invalid actions 3% (last 3 measurements)"
     )
 

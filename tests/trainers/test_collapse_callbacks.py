@@ -11,6 +11,7 @@ from test_plain_trl import length_reward
 
 from ragen_trl import EarlyStopOnCollapseCallback, MutualInformationCallback, env_dataset
 from ragen_trl.callbacks import RolloutCallback
+from ragen_trl.diagnostics import CollapseRules, RegimeTracker
 from ragen_trl.rollout import PolicyGenerator
 
 
@@ -131,13 +132,16 @@ def test_measurements_are_as_far_apart_as_asked(model, tokenizer, tmp_path):
     assert steps == [0, 4, 8]
 
 
-def test_a_rule_counts_a_measurement_once(model, tokenizer, tmp_path):
+def test_a_rule_counts_a_measurement_once(model, tokenizer, tmp_path, monkeypatch):
     fed = []
+
+    class Watched(CollapseRules):
+        def update_step(self, *, reward_spread=None, mi=None):
+            fed.append(mi)
+            return super().update_step(reward_spread=reward_spread, mi=mi)
+
+    monkeypatch.setattr("ragen_trl.callbacks.CollapseRules", Watched)
     callback = EarlyStopOnCollapseCallback("mark", mi_share=0.5)
-    update = callback._rules.update_step
-    callback._rules.update_step = lambda *, reward_spread, mi: (
-        fed.append(mi) or update(reward_spread=reward_spread, mi=mi)
-    )
     made, _ = measured(tmp_path, model, tokenizer, callback=MutualInformationCallback(2), max_steps=4)
     made.add_callback(callback)
     made.train()
@@ -243,10 +247,16 @@ def test_plain_trl(model, tokenizer, tmp_path, tags):
     assert texts == ({"here it is"} if tags else {"here it is now" + "!" * i for i in range(3)})
 
 
-def test_a_collapse_is_warned_of_once(model, tokenizer, tmp_path, caplog):
+def test_a_second_training_begins_anew(model, tokenizer, tmp_path):
+    made, callback = measured(tmp_path, model, tokenizer, max_steps=3)
+    for _ in range(2):
+        made.train()
+        assert callback._memory.measurements == 3
+
+
+def test_a_collapse_is_warned_of_once(model, tokenizer, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("ragen_trl.callbacks.RegimeTracker", lambda: RegimeTracker(baseline_steps=1, window=1))
     callback = MutualInformationCallback()
-    tracker = callback._tracker
-    tracker.__init__(baseline_steps=1, window=1)
     made, _ = measured(tmp_path, model, tokenizer, callback=callback, max_steps=4)
     score = callback._score
     callback._score = lambda made, name, thoughts: score(made, name, thoughts) | (

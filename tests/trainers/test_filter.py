@@ -97,17 +97,34 @@ def test_with_lora(model, tokenizer, tmp_path):
     }
 
 
-def test_with_a_router_loss(tokenizer, tmp_path):
+def mixture_of_experts(tokenizer):
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16,
              "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4,
              "num_experts_per_tok": 2, "initializer_range": 0.2,
              "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}  # fmt: skip
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes))
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes))
+
+
+def test_with_a_router_loss(tokenizer, tmp_path):
+    model = mixture_of_experts(tokenizer)
     made = filtered(tmp_path, model, tokenizer, [0, 1, 0, 2], per_device_train_batch_size=16)
     made.aux_loss_enabled, made.router_aux_loss_coef = True, 0.1  # in the configuration it breaks `generate`
     made.train()
     close(made, gradient_of(made, members(made, [1, 3])))
+
+
+def test_a_router_loss_where_the_last_generation_of_a_step_is_empty(tokenizer, tmp_path):
+    """The row that goes through the model there is blank, and a router loss over no token would be NaN."""
+    model = mixture_of_experts(tokenizer)
+    made = filtered(
+        tmp_path, model, tokenizer, [1, 0], per_device_train_batch_size=4, steps_per_generation=1,
+        gradient_accumulation_steps=2, loss_type="grpo",
+    )  # fmt: skip
+    made.aux_loss_enabled, made.router_aux_loss_coef = True, 0.1
+    made.train()
+    expected = gradient_of(made, members(made, [0]), batch=0)
+    close(made, {name: value / 2 for name, value in expected.items()})
 
 
 @pytest.mark.parametrize(("per_generation", "accumulation"), [(4, 2), (3, 2), (2, 4), (1, 3)])

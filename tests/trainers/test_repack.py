@@ -159,3 +159,4 @@ def test_a_row_that_makes_up_the_number_reaches_no_loss():
     assert not silent["completion_mask"].any() and not silent["tool_mask"].any() and silent["advantages"] == 0
     assert not silent["prompt_mask"].any(), "a router loss is over all tokens"
     assert row["completion_mask"].all() and row["prompt_mask"].all()
+    assert blank(row, hide_prompt=False)["prompt_mask"].all(), "where it is alone, it has some tokens"
