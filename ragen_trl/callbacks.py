@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .diagnostics.regimes import CollapseRules, RegimeTracker
 from .diagnostics.survey import survey, thought_metrics
 from .diagnostics.thoughts import Thought, draw_first_turns, draw_turns, fitting
 from .rollout.batch import RolloutBatch
+from .rollout.generation import context_length
 
 
 logger = get_logger(__name__)
@@ -45,14 +47,14 @@ class RolloutCallback(TrainerCallback):
         """
 
 
-class _Resumed(RolloutCallback, ExportableState):
+class _Resumed(RolloutCallback, ExportableState, ABC):
     """Keeps its state in checkpoints and takes it up again, with `restore_callback_states_from_checkpoint` or not."""
 
     _arguments: dict[str, Any]
 
+    @abstractmethod
     def _parts(self) -> dict[str, Any]:
         """What has a `state_dict`, by name."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -60,9 +62,9 @@ class _Resumed(RolloutCallback, ExportableState):
         # Under one name, as transformers may set attributes of these names.
         return {"args": self._arguments, "attributes": {"_kept": parts}}
 
+    @abstractmethod
     def _start(self) -> None:
         """Begin with nothing remembered."""
-        raise NotImplementedError
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._start()
@@ -221,7 +223,7 @@ class MutualInformationCallback(_Resumed):
 
     def _score(self, trainer: Any, name: str, thoughts: list[Thought]) -> dict[str, float]:
         """Metrics of one variant, the same on all ranks."""
-        limit = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+        limit = context_length(trainer.model)
         fit = fitting(thoughts, limit)
         if len(fit) < len(thoughts):
             logger.warning_once(

@@ -17,6 +17,9 @@ from rich.table import Table
 from ragen_envs import TextEnv, env_ids, make_env
 
 
+_LIMITS = ("max_turns", "max_actions", "max_actions_per_turn", "max_tokens_per_turn")
+
+
 @dataclass(frozen=True)
 class _Game:
     success: bool
@@ -73,7 +76,7 @@ def _add_diagnose(commands: Any) -> None:
     source.add_argument("--completions", type=Path, help="parquet file of TRL's `log_completions`")
     for name, default in (("num_prompts", 64), ("group_size", 8), ("num_samples", 64), ("seed", 0)):
         diagnose.add_argument(f"--{name}", type=int, default=default, help=f"(default: {default})")
-    for name in ("max_turns", "max_actions", "max_actions_per_turn", "max_tokens_per_turn"):
+    for name in _LIMITS:
         diagnose.add_argument(f"--{name}", type=int, help="defaults to the environment's limit")
     diagnose.add_argument("--max_completion_length", type=int, default=4096, help="(default: 4096)")
     diagnose.add_argument("--prompt_style", default="instruct", help="'instruct' (default) or 'compact'")
@@ -89,8 +92,7 @@ def _diagnose(parser: argparse.ArgumentParser, arguments: argparse.Namespace) ->
     for name, least in (("num_prompts", 2), ("group_size", 1), ("num_samples", 2), ("seed", 0)):
         if getattr(arguments, name) < least:
             parser.error(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
-    limits = ("max_turns", "max_actions", "max_actions_per_turn", "max_tokens_per_turn")
-    names = (*limits, "max_completion_length", "prompt_style")
+    names = (*_LIMITS, "max_completion_length", "prompt_style")
     try:
         settings = RolloutSettings(**{name: getattr(arguments, name) for name in names})
         model, tokenizer = diagnose.load(arguments.model)

@@ -20,15 +20,14 @@ from ragen_envs import make_env
 
 from .diagnostics.cross_scoring import cross_log_probs
 from .diagnostics.regimes import classify_regime
-from .diagnostics.survey import survey, thought_metrics
+from .diagnostics.survey import columns, survey, thought_metrics
 from .diagnostics.thoughts import draw_first_turns, draw_turns, fitting
 from .recipe import resolve_model
 from .rollout.batch import RolloutBatch
 from .rollout.chat import ChatFormat
 from .rollout.engine import RolloutEngine, RolloutSettings
-from .rollout.generation import TransformersGenerator
+from .rollout.generation import TransformersGenerator, context_length
 from .rollout.metrics import episode_metrics, summarize
-from .rollout.protocol import ANSWER_CLOSE
 from .rollout.trajectory import EpisodeSpec
 
 
@@ -178,11 +177,11 @@ def play(
         lambda: nullcontext(model),
         tokenizer,
         sampling,
-        stop_ids=[chat.end_of_turn_id] if chat.end_of_turn_id is not None else [],
-        stop_string=ANSWER_CLOSE if settings.stop_at_answer else "",
+        stop_ids=[chat.end_of_turn_id],
+        stop_string=settings.stop_string,
         defaults=model.generation_config,
     )
-    engine = RolloutEngine(settings, chat, generator, _positions(model))
+    engine = RolloutEngine(settings, chat, generator, context_length(model))
     set_seed(seed)
     specs = [
         EpisodeSpec(env_id, seed + problem, dict(env_kwargs or {}), [], problem, (seed + problem, member, 0))
@@ -246,10 +245,6 @@ def read_completions(path: Path, tokenizer: Any) -> RolloutBatch:
     )
 
 
-def _positions(model: Any) -> int | None:
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
 def _prompt_ids(value: Any, tokenizer: Any) -> list[int]:
     if not isinstance(value, str):
         value = tokenizer.apply_chat_template(list(value), tokenize=False, add_generation_prompt=True)
@@ -306,7 +301,7 @@ def diagnose(
     for variant, draw in draws.items():
         drawn = draw(found.valid, num_samples, random.Random(seed))
         everything = found.thoughts(drawn)
-        thoughts = fitting(everything, _positions(model))
+        thoughts = fitting(everything, context_length(model))
         if len(thoughts) < len(everything):
             logger.warning(
                 f"{variant}: {len(everything) - len(thoughts)} of {len(everything)} do not fit the context."
@@ -322,10 +317,7 @@ def diagnose(
 
         metrics = thought_metrics(thoughts, score, distinct_prompts=variant == "first_turn")
         if variant in result.scores:
-            contexts = [thought.context_ids for thought in thoughts]
-            columns = {context: i for i, context in enumerate(dict.fromkeys(contexts))}
-            first = variant == "first_turn"
-            result.own[variant] = [columns[c] for c in contexts] if first else list(range(len(contexts)))
+            _, result.own[variant] = columns(thoughts, variant == "first_turn")
         result.metrics |= {f"collapse/{variant}/{key}": value for key, value in metrics.items()}
     result.regime = _regime(result)
     return result

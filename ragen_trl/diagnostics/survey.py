@@ -10,11 +10,12 @@ import torch
 from accelerate.utils import gather_object
 
 from ..rollout.batch import RolloutBatch
+from ..rollout.protocol import THINK_CLOSE, THINK_OPEN
 from .mutual_information import MarginalStdEMA, mutual_information_metrics
-from .thoughts import Tags, Thought, find_reasoning, reasoning_in_text, sampled_spans
+from .thoughts import Tags, Thought, find_reasoning, reasoning_borders, sampled_spans
 
 
-TAGS: Tags = ("<think>", "</think>")
+TAGS: Tags = (THINK_OPEN, THINK_CLOSE)
 
 
 @dataclass(frozen=True)
@@ -138,22 +139,36 @@ def thought_metrics(
     Returns:
         `dict[str, float]`: As of [`mutual_information_metrics`]; the counters alone with fewer than two prompts.
     """
-    contexts = [thought.context_ids for thought in thoughts]
-    distinct = dict(zip(contexts, (thought.prompt for thought in thoughts), strict=True))
-    num_prompts = len(set(distinct.values()))
+    prompt_of = {thought.context_ids: thought.prompt for thought in thoughts}
+    num_prompts = len(set(prompt_of.values()))
     if num_prompts < 2:
         return {"num_reasonings": float(len(thoughts)), "num_prompts": float(num_prompts)}
-    prompts = list(distinct) if distinct_prompts else contexts
-    place = {context: i for i, context in enumerate(distinct)}
-    own = [place[context] for context in contexts] if distinct_prompts else list(range(len(contexts)))
+    contexts, own = columns(thoughts, distinct_prompts)
     return mutual_information_metrics(
-        cross_log_probs(prompts, [thought.reasoning_ids for thought in thoughts]),
+        cross_log_probs(contexts, [thought.reasoning_ids for thought in thoughts]),
         torch.tensor([len(thought.reasoning_ids) for thought in thoughts]),
         torch.tensor(own),
-        column_signatures=[distinct[context] for context in prompts],
+        column_signatures=[prompt_of[context] for context in contexts],
         length_normalization=length_normalization,
         ema=ema,
     )
+
+
+def columns(thoughts: Sequence[Thought], distinct_prompts: bool) -> tuple[list[tuple[int, ...]], list[int]]:
+    """
+    Contexts that reasonings are scored under, and the place of each reasoning's own.
+
+    Args:
+        thoughts (`Sequence[Thought]`):
+            Reasonings with their contexts.
+        distinct_prompts (`bool`):
+            As in [`thought_metrics`].
+    """
+    contexts = [thought.context_ids for thought in thoughts]
+    if not distinct_prompts:
+        return contexts, list(range(len(contexts)))
+    place = {context: i for i, context in enumerate(dict.fromkeys(contexts))}
+    return list(place), [place[context] for context in contexts]
 
 
 def _context(rollouts: RolloutBatch, row: int, start: int) -> list[int]:
@@ -175,10 +190,8 @@ def _valid(
         return list(range(len(turns)))
     if rollouts.trajectories is not None:  # has been read already
         return [i for i, turn in enumerate(rollouts.trajectories[row].turns[: len(turns)]) if turn.reasoning]
-    valid = []
-    for i, (start, end) in enumerate(turns):
-        opened = tokenizer.decode(_context(rollouts, row, start)[-16:], skip_special_tokens=False)
-        text = tokenizer.decode(rollouts.completion_ids[row][start:end], skip_special_tokens=False)
-        if reasoning_in_text(text, opened, tags):
-            valid.append(i)
-    return valid
+    return [
+        i
+        for i, (start, end) in enumerate(turns)
+        if reasoning_borders(tokenizer, _context(rollouts, row, start), rollouts.completion_ids[row][start:end], tags)
+    ]

@@ -75,13 +75,10 @@ def find_reasoning(
     if tags is None:
         return (0, len(token_ids)) if token_ids else None
 
-    def text_of(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    borders = reasoning_in_text(text_of(token_ids), opened=text_of(context_ids[-_TAIL:]), tags=tags)
+    borders = reasoning_borders(tokenizer, context_ids, token_ids, tags)
     if borders is None:
         return None
-    lengths = _Lengths(text_of, token_ids)
+    lengths = _Lengths(tokenizer, token_ids)
     start = bisect.bisect_left(lengths, borders[0])
     end = bisect.bisect_right(lengths, borders[1]) - 1
     return (start, end) if end > start else None
@@ -90,32 +87,44 @@ def find_reasoning(
 class _Lengths(Sequence[int]):
     """Length of the text of the first tokens, worked out where it is asked for."""
 
-    def __init__(self, text_of: Any, token_ids: Sequence[int]) -> None:
-        self._text_of, self._ids = text_of, token_ids
+    def __init__(self, tokenizer: Any, token_ids: Sequence[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, token_ids
 
     def __len__(self) -> int:
         return len(self._ids) + 1
 
     def __getitem__(self, i: Any) -> Any:
         # An unfinished character may decode to several marks of replacement.
-        return len(self._text_of(self._ids[:i]).rstrip("\ufffd")) if i else 0
+        return len(_text(self._tokenizer, self._ids[:i]).rstrip("\ufffd")) if i else 0
 
 
-def reasoning_in_text(text: str, opened: str, tags: Tags) -> tuple[int, int] | None:
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def reasoning_borders(
+    tokenizer: Any, context_ids: Sequence[int], token_ids: Sequence[int], tags: Tags
+) -> tuple[int, int] | None:
     """
-    Where in the text of a turn the reasoning is; `None` without a closed block that holds more than blanks.
+    Where in the text of a turn the reasoning is, in characters; `None` without a closed block that holds more than
+    blanks.
 
     Args:
-        text (`str`):
-            What was sampled.
-        opened (`str`):
-            What stood before it, which may end with the opening tag.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of the ids.
+        context_ids (`Sequence[int]`):
+            Everything before the turn. It may end with the opening tag.
+        token_ids (`Sequence[int]`):
+            Sampled tokens of the turn.
         tags (`tuple[str, str]`):
             What stands before and after the reasoning.
     """
-    start = 0 if opened.rstrip().endswith(tags[0]) else text.find(tags[0]) + len(tags[0])
-    if start == len(tags[0]) - 1:  # not found
-        return None
+    text, start = _text(tokenizer, token_ids), 0
+    if not _text(tokenizer, context_ids[-_TAIL:]).rstrip().endswith(tags[0]):
+        opening = text.find(tags[0])
+        if opening < 0:
+            return None
+        start = opening + len(tags[0])
     end = text.find(tags[1], start)
     return (start, end) if end > start and text[start:end].strip() else None
 

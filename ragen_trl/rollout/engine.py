@@ -16,7 +16,15 @@ from ragen_envs import Limits, make_env
 
 from .chat import ChatFormat
 from .generation import Completion, Generator
-from .protocol import ANSWER_OPEN, PROMPT_STYLES, THINK_OPEN, parse_response, system_message, turn_message
+from .protocol import (
+    ANSWER_CLOSE,
+    ANSWER_OPEN,
+    PROMPT_STYLES,
+    THINK_OPEN,
+    parse_response,
+    system_message,
+    turn_message,
+)
 from .trajectory import EpisodeSpec, StopReason, Trajectory, Turn
 from .workers import DeadlineExceeded, WorkerPool
 
@@ -97,6 +105,11 @@ class RolloutSettings:
         if not self.force_tag:
             return ""
         return THINK_OPEN if self.enable_think else ANSWER_OPEN
+
+    @property
+    def stop_string(self) -> str:
+        """Text that ends a turn, empty if none does."""
+        return ANSWER_CLOSE if self.stop_at_answer else ""
 
     def limits_for(self, env: gymnasium.Env) -> Limits:
         """

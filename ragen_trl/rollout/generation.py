@@ -39,6 +39,17 @@ class Completion:
     logprobs: list[float]
 
 
+def context_length(model: Any) -> int | None:
+    """
+    Positions that a model has, `None` if their number is not bounded.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            Causal language model.
+    """
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 class Generator(Protocol):
     """
     Samples the next turn of each trajectory, given `trajectory.context_ids`. It gets the trajectories themselves, so
@@ -82,8 +93,8 @@ class TransformersGenerator:
             Tokenizer of the model.
         generation_config ([`~transformers.GenerationConfig`]):
             Sampling settings; its length limit is replaced by that of the turn.
-        stop_ids (`Iterable[int]`, *optional*):
-            Tokens that end a turn, besides those of `generation_config`.
+        stop_ids (`Iterable[int | None]`, *optional*):
+            Tokens that end a turn, besides those of `generation_config`; `None` is passed over.
         stop_string (`str`, *optional*, defaults to `""`):
             Text that ends a turn, the token that completes it included.
         keep_alive (`bool`, *optional*, defaults to `False`):
@@ -100,7 +111,7 @@ class TransformersGenerator:
         model_context: Callable[[], AbstractContextManager[PreTrainedModel]],
         tokenizer: PreTrainedTokenizerBase,
         generation_config: GenerationConfig,
-        stop_ids: Iterable[int] = (),
+        stop_ids: Iterable[int | None] = (),
         stop_string: str = "",
         keep_alive: bool = False,
         defaults: GenerationConfig | None = None,

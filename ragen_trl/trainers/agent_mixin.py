@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -17,10 +17,10 @@ from trl.models import unwrap_model_for_generation
 from ..rollout.chat import ChatFormat
 from ..rollout.dataset import check_rows, episode_spec, uses_envs
 from ..rollout.engine import RolloutEngine, RolloutSettings
-from ..rollout.generation import Generator, TransformersGenerator, VLLMGenerator
+from ..rollout.generation import Generator, TransformersGenerator, VLLMGenerator, context_length
 from ..rollout.metrics import EpisodeSummary, episode_metrics, summarize
-from ..rollout.protocol import ANSWER_CLOSE
 from ..rollout.trajectory import Trajectory
+from .filter_config import setting as _setting
 from .positions import count_positions_from_mask
 
 
@@ -33,10 +33,6 @@ AnyDataset: TypeAlias = Dataset | IterableDataset
 
 # TRL 1.12 has no such argument.
 _KEEPS_CHECKPOINTING = "gradient_checkpointing_kwargs" in inspect.signature(unwrap_model_for_generation).parameters
-
-
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -173,7 +169,7 @@ class AgentMixin:
             settings,
             chat,
             self._make_generator(settings, chat, sharded),
-            context_length=getattr(self.model.config.get_text_config(), "max_position_embeddings", None),
+            context_length=context_length(self.model),
             agree=self._any_rank if together else None,
         )
         self._rows: Sequence[Mapping[str, Any]] = []
@@ -211,8 +207,8 @@ class AgentMixin:
             self._model_for_generation,
             chat.tokenizer,
             self.generation_config,  # type: ignore[attr-defined]
-            stop_ids=[chat.end_of_turn_id] if chat.end_of_turn_id is not None else [],
-            stop_string=ANSWER_CLOSE if settings.stop_at_answer else "",
+            stop_ids=[chat.end_of_turn_id],
+            stop_string=settings.stop_string,
             keep_alive=sharded,
             defaults=getattr(self.model, "generation_config", None),
         )

@@ -12,7 +12,8 @@ LOSS_SCALINGS = ("none", "linear", "sqrt")
 RANKED_REWARDS = ("total", "without_format_penalty", "success")
 
 
-def _setting(default: Any, text: str) -> Any:
+def setting(default: Any, text: str) -> Any:
+    """A field of a configuration, with the text that a command line shows for it."""
     return field(default=default, metadata={"help": text})
 
 
@@ -55,28 +56,28 @@ class SNRFilterConfig:
             Steps in a row in which nothing is kept after which training stops with an error. `0` never stops it.
     """
 
-    reward_variance_filtering: str | None = _setting(
+    reward_variance_filtering: str | None = setting(
         None, "Update only on groups whose rewards vary: 'top_p', 'top_k', 'top_k_fraction' or 'min_p'."
     )
-    reward_variance_top_p: float = _setting(0.9, "Share of the summed scores that groups kept by 'top_p' hold.")
-    reward_variance_top_k: int | None = _setting(None, "Groups that 'top_k' keeps.")
-    reward_variance_top_k_fraction: float | None = _setting(None, "Share of the groups that 'top_k_fraction' keeps.")
-    reward_variance_min_p: float | None = _setting(None, "Share of the best score that groups kept by 'min_p' have.")
-    reward_variance_filtering_reward: str = _setting(
+    reward_variance_top_p: float = setting(0.9, "Share of the summed scores that groups kept by 'top_p' hold.")
+    reward_variance_top_k: int | None = setting(None, "Groups that 'top_k' keeps.")
+    reward_variance_top_k_fraction: float | None = setting(None, "Share of the groups that 'top_k_fraction' keeps.")
+    reward_variance_min_p: float | None = setting(None, "Share of the best score that groups kept by 'min_p' have.")
+    reward_variance_filtering_reward: str = setting(
         "total", "What is ranked: 'total', 'without_format_penalty' or 'success'."
     )
-    reward_variance_filtering_score: str = _setting(
+    reward_variance_filtering_score: str = setting(
         "variance", "Score of a group: 'variance', 'std', 'mean', 'sum', 'entropy', 'entropy_variance' or 'length'."
     )
-    reward_variance_filtering_mode: str = _setting("linear", "What 'top_p' adds up: 'linear' or 'softmax'.")
-    reward_variance_filtering_keep: str = _setting("largest", "End of the ranking kept: 'largest' or 'smallest'.")
-    reward_variance_filtering_include_zero: bool = _setting(False, "Whether groups with score zero may be kept.")
-    reward_variance_filtering_selection_eps: float = _setting(0.01, "Taken off the sum that 'top_p' has to reach.")
-    reward_variance_filtering_zero_rtol: float = _setting(1e-6, "Relative spread that counts as none.")
-    reward_variance_filtering_loss_scaling: str = _setting(
+    reward_variance_filtering_mode: str = setting("linear", "What 'top_p' adds up: 'linear' or 'softmax'.")
+    reward_variance_filtering_keep: str = setting("largest", "End of the ranking kept: 'largest' or 'smallest'.")
+    reward_variance_filtering_include_zero: bool = setting(False, "Whether groups with score zero may be kept.")
+    reward_variance_filtering_selection_eps: float = setting(0.01, "Taken off the sum that 'top_p' has to reach.")
+    reward_variance_filtering_zero_rtol: float = setting(1e-6, "Relative spread that counts as none.")
+    reward_variance_filtering_loss_scaling: str = setting(
         "none", "Factor on the advantages by the kept share: 'none', 'linear' or 'sqrt'."
     )
-    reward_variance_filtering_max_empty_steps: int = _setting(
+    reward_variance_filtering_max_empty_steps: int = setting(
         5, "Steps in a row without a kept group after which training stops. 0 never stops it."
     )
 

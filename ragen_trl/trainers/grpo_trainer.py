@@ -17,7 +17,6 @@ from trl import GRPOTrainer
 from ..filtering import flat_groups
 from ..rollout.dataset import COLUMNS
 from ..rollout.engine import RolloutSettings
-from ..rollout.protocol import ANSWER_CLOSE
 from ..rollout.trajectory import Trajectory
 from .agent_mixin import AgentMixin, AnyDataset, EpisodeReward
 from .filter_mixin import SNRFilterMixin
@@ -253,7 +252,7 @@ def _for_episodes(args: RagenGRPOConfig, settings: RolloutSettings, reward_funcs
         args.reward_weights = [*args.reward_weights, 1.0]
     if args.use_vllm:  # TRL's backend takes sampling settings at construction only
         limits = {"max_tokens": settings.max_tokens_per_turn} if settings.max_tokens_per_turn else {}
-        stop = {"stop": [ANSWER_CLOSE], "include_stop_str_in_output": True} if settings.stop_at_answer else {}
+        stop = {"stop": [settings.stop_string], "include_stop_str_in_output": True} if settings.stop_string else {}
         args.generation_kwargs = {**limits, **stop, **(args.generation_kwargs or {})}
     return args
 

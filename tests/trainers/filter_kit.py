@@ -11,7 +11,12 @@ from kit import Recording, trainer
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from ragen_trl import SNRFilterMixin
 from ragen_trl.trainers.repack import join_rows, split_rows
+
+
+class Plain(SNRFilterMixin, GRPOTrainer):
+    """The mixin in front of TRL's own trainer."""
 
 
 def spreads(values: list[float]) -> Dataset:

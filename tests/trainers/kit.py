@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +69,25 @@ def moved(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
 def logs(trainer: Any, key: str) -> list[float]:
     """Values logged under a name, one per log line that has it."""
     return [line[key] for line in trainer.state.log_history if key in line]
+
+
+def launch(script: str, *arguments: Any, timeout: float = 400) -> None:
+    """Run a script of this folder on two ranks; it fails if they do, or if they hang."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    process = subprocess.Popen(
+        [*command, str(Path(__file__).parent / script), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # the launcher then ends its ranks, which would outlive it if it were killed
+            process.wait(60)
+    assert process.returncode == 0, output[-9000:]
 
 
 class Recording(RagenGRPOTrainer):

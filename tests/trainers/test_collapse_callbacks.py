@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from filter_kit import spreads
+from filter_kit import Plain, spreads
 from kit import Recording, assert_same, logs, parameters, trainer
-from test_filter import Plain
 from test_plain_trl import length_reward
 
 from ragen_trl import EarlyStopOnCollapseCallback, MutualInformationCallback, env_dataset

@@ -1,34 +1,13 @@
 """The filter on two ranks: one launch, many cases."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from kit import launch
 
 
 pytestmark = pytest.mark.slow
-
-
-def launch(script, *arguments, timeout=400):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    process = subprocess.Popen(
-        [*command, str(Path(__file__).parent / script), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)  # a hang is a failure
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
-    assert process.returncode == 0, output[-9000:]
 
 
 @pytest.fixture(scope="module")

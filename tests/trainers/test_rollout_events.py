@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from filter_kit import alternating, spreads
+from filter_kit import Plain, alternating, spreads
 from kit import Recording, parameters, trainer
-from test_filter import Plain
 from test_plain_trl import QUESTIONS, Board, length_reward, multiply, tool_tokenizer  # noqa: F401
 
 from ragen_trl import env_dataset

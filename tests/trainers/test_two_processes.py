@@ -1,14 +1,11 @@
 """Two ranks on one machine: one launch, many cases."""
 
 import json
-import os
-import subprocess
-import sys
 from math import comb
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from kit import launch
 
 
 pytestmark = pytest.mark.slow
@@ -17,22 +14,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen(
-        [*command, str(Path(__file__).parent / "two_processes.py"), str(out)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=300)  # a hang is a failure
-    finally:
-        if process.poll() is None:
-            process.terminate()  # the launcher then ends its ranks, which would outlive it if it were killed
-            process.wait(60)
-    assert process.returncode == 0, output[-9000:]
+    launch("two_processes.py", out, timeout=300)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
