@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 # Importing trl takes seconds, so names are looked up when they are first used.
 _WHERE = {
-    "AgentConfig": "ragen_trl.trainers.agent_mixin",
+    "AgentConfig": "ragen_trl.trainers.agent_config",
     "AgentMixin": "ragen_trl.trainers.agent_mixin",
     "EarlyStopOnCollapseCallback": "ragen_trl.callbacks",
     "MutualInformationCallback": "ragen_trl.callbacks",
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .callbacks import RolloutCallback as RolloutCallback
     from .filtering import select_groups as select_groups
     from .rollout.dataset import env_dataset as env_dataset
-    from .trainers.agent_mixin import AgentConfig as AgentConfig
+    from .trainers.agent_config import AgentConfig as AgentConfig
     from .trainers.agent_mixin import AgentMixin as AgentMixin
     from .trainers.filter_config import SNRFilterConfig as SNRFilterConfig
     from .trainers.filter_mixin import SNRFilterMixin as SNRFilterMixin

@@ -3,103 +3,46 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
-from accelerate.utils import DistributedType, gather_object
-from datasets import Dataset, IterableDataset
+from accelerate.utils import DistributedType, gather, gather_object
 from trl.models import unwrap_model_for_generation
 
 from ..rollout.chat import ChatFormat
-from ..rollout.dataset import check_rows, episode_spec, uses_envs
+from ..rollout.dataset import COLUMNS, check_rows, episode_spec, uses_envs
 from ..rollout.engine import RolloutEngine, RolloutSettings
 from ..rollout.generation import Generator, TransformersGenerator, VLLMGenerator, context_length
 from ..rollout.metrics import EpisodeSummary, episode_metrics, summarize
 from ..rollout.trajectory import Trajectory
-from .filter_config import setting as _setting
+from .agent_config import AgentConfig
+from .episodes import AnyDataset, check_amount, for_episodes, refuse_others, with_episode_reward
 from .positions import count_positions_from_mask
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 logger = get_logger(__name__)
 
-AnyDataset: TypeAlias = Dataset | IterableDataset
+_EMPTY_USER, _EMPTY_ANSWER = {"role": "user", "content": ""}, {"role": "assistant", "content": ""}
 
 # TRL 1.12 has no such argument.
 _KEEPS_CHECKPOINTING = "gradient_checkpointing_kwargs" in inspect.signature(unwrap_model_for_generation).parameters
 
 
-@dataclass
-class AgentConfig:
-    """
-    Settings of episodes, shared by the configurations of all trainers. They matter only for dataset rows that name an
-    environment.
-
-    Parameters:
-        max_turns (`int`, *optional*):
-            Turns of the model in an episode. Defaults to the environment's limit.
-        max_actions (`int`, *optional*):
-            Valid actions in an episode. Defaults to the environment's limit.
-        max_actions_per_turn (`int`, *optional*):
-            Actions in one answer, separated by `||`; more are dropped. Defaults to the environment's limit.
-        max_tokens_per_turn (`int`, *optional*):
-            Sampled tokens in a turn. Defaults to the environment's limit. `max_completion_length` bounds the whole
-            episode after its first prompt, observations included; only whole turns are played.
-        episode_timeout (`float`, *optional*, defaults to `600.0`):
-            Seconds that the environment of one episode may take in all.
-        format_penalty (`float`, *optional*, defaults to `-0.1`):
-            Added to the return for each turn that is malformed, without an action, or with an invalid one.
-        enable_think (`bool`, *optional*, defaults to `True`):
-            Whether a `<think>` block is asked for and required.
-        force_tag (`bool`, *optional*, defaults to `True`):
-            Whether the opening tag is put before every turn, so that the model need not produce it.
-        stop_at_answer (`bool`, *optional*, defaults to `True`):
-            Whether a turn ends at `</answer>`.
-        prompt_style (`str`, *optional*, defaults to `"instruct"`):
-            Texts around an observation: `"instruct"` explains the task and the form of an answer, `"compact"` shows
-            the observation alone, for agents that know both.
-        context (`str`, *optional*, defaults to `"full"`):
-            What the model sees of earlier turns. Only `"full"`: all of them.
-        env_workers (`int`, *optional*, defaults to `32`):
-            Threads that step environments. More than cores, as environments wait for services.
-        max_failure_rate (`float`, *optional*, defaults to `0.5`):
-            Share of failed episodes in a batch above which training stops. `1.0` never stops it.
-    """
-
-    max_turns: int | None = _setting(None, "Turns of the model in an episode. Defaults to the environment's limit.")
-    max_actions: int | None = _setting(None, "Valid actions in an episode. Defaults to the environment's limit.")
-    max_actions_per_turn: int | None = _setting(None, "Actions in one answer. Defaults to the environment's limit.")
-    max_tokens_per_turn: int | None = _setting(None, "Sampled tokens in a turn. Defaults to the environment's limit.")
-    episode_timeout: float | None = _setting(600.0, "Seconds that the environment of one episode may take in all.")
-    format_penalty: float = _setting(-0.1, "Added to the return for each bad turn.")
-    enable_think: bool = _setting(True, "Whether a <think> block is asked for and required.")
-    force_tag: bool = _setting(True, "Whether the opening tag is put before every turn.")
-    stop_at_answer: bool = _setting(True, "Whether a turn ends at </answer>.")
-    prompt_style: str = _setting("instruct", "Texts around an observation: 'instruct' or 'compact'.")
-    context: Literal["full"] = _setting("full", "What the model sees of earlier turns. Only 'full': all of them.")
-    env_workers: int = _setting(32, "Threads that step environments.")
-    max_failure_rate: float = _setting(0.5, "Share of failed episodes in a batch above which training stops.")
-
-    def check_agent_settings(self) -> RolloutSettings:
-        """The settings of episodes, checked. Raises `ValueError` if one is out of range."""
-        if not 0 <= self.max_failure_rate <= 1:
-            raise ValueError(f"`max_failure_rate` must lie between 0 and 1, got {self.max_failure_rate}.")
-        return RolloutSettings(**{f.name: getattr(self, f.name) for f in fields(RolloutSettings)})
-
-
 class AgentMixin:
     """
-    Plays an episode for each dataset row with an `env_id`; of no effect without such rows.
+    Plays an episode for each dataset row with an `env_id`, in front of [`SNRFilterMixin`] and what trains as
+    [`~trl.GRPOTrainer`] does; of no effect without such rows.
 
-    Needs of its host: `accelerator`, `args` (an [`AgentConfig`]), `model`, `model_wrapped`, `processing_class`,
-    `state`, `num_generations`, `num_generations_eval`, `_metrics`, `generation_config`, `generation_kwargs` and the
-    vLLM attributes of TRL's trainers.
+    With them, completions come from a multi-turn rollout (through TRL's `rollout_func`), the return of the episode is
+    one more reward function named `environment` (weight 1), and failed episodes leave the loss and the group
+    statistics.
     """
 
     if TYPE_CHECKING:
@@ -112,10 +55,57 @@ class AgentMixin:
         num_generations: int
         num_generations_eval: int
         chat_template_kwargs: dict[str, Any]
+        rollout_func: Callable[..., dict[str, Any]] | None
+        _filtering: bool
         _metrics: dict[str, dict[str, list[float]]]
+        _rewards_per_func: torch.Tensor | None
+        _reward_parts: Callable[[], torch.Tensor]
+        _summed: Callable[[torch.Tensor], torch.Tensor]
+        _total_rewards: Callable[[], torch.Tensor]
 
     _engine: RolloutEngine | None = None
     _eval_name = ""
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: AnyDataset | None = None,
+        eval_dataset: Any = None,
+        reward_processing_classes: Any = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: Callable[..., dict[str, Any]] | None = None,
+        environment_factory: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        settings = self._episode_settings(args, train_dataset, eval_dataset)
+        if settings is not None:
+            refuse_others(rollout_func=rollout_func, tools=tools, environment_factory=environment_factory)
+            args = for_episodes(args, settings, reward_funcs)
+            check_amount(args, train_dataset)
+            # TRL checks this only if `eval_strategy` asks for evaluations, and `evaluate()` then fails on a shape.
+            if eval_dataset is not None and (hint := args.eval_batch_hint()):
+                raise ValueError(hint)
+            reward_funcs, reward_processing_classes = with_episode_reward(reward_funcs, reward_processing_classes)
+            rollout_func = self._rollout
+        with warnings.catch_warnings():
+            if settings is not None:  # TRL warns that `rollout_func` may change, which is ours to follow
+                warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
+            super().__init__(  # type: ignore[call-arg]
+                model=model,
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                reward_processing_classes=reward_processing_classes,
+                tools=tools,
+                rollout_func=rollout_func,
+                environment_factory=environment_factory,
+                **kwargs,
+            )
+        if settings is not None:
+            self._start_engine(settings)
 
     @staticmethod
     def _episode_settings(args: Any, train_dataset: AnyDataset | None, eval_dataset: Any) -> RolloutSettings | None:
@@ -313,13 +303,69 @@ class AgentMixin:
                 "not vary, nothing is learned: raise the limit or ask for shorter answers."
             )
 
+    # --- TRL's seams ---
 
-class EpisodeReward:
-    """
-    Reward function that gives the return of the episode. Its name is that of TRL's metric `rewards/environment/mean`.
-    """
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()  # type: ignore[misc]
+        if self._engine is not None:
+            self._signature_columns: list[str] = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
 
-    __name__ = "environment"
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._engine is None and self.rollout_func is None and "env_id" in inputs[0]:
+            raise ValueError(
+                "The rows name environments (column `env_id`), but the trainer was built without such data and plays "
+                "no episodes. Give it as `train_dataset` or `eval_dataset` to the trainer."
+            )
+        # `rollout_func` gets the prompts alone, so the rows are put aside for it.
+        self._rows = inputs
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        return output
 
-    def __call__(self, trajectory: list[Trajectory], **kwargs: Any) -> list[float]:
-        return [t.reward for t in trajectory]
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
+    ) -> torch.Tensor:
+        if self._engine is None:
+            plain: torch.Tensor = super()._calculate_rewards(  # type: ignore[misc]
+                inputs, prompts, completions, completion_ids_list
+            )
+            return plain
+        trajectories: list[Trajectory] = [row["trajectory"] for row in inputs]
+        # A failed episode may lack even a first message, which reward functions need not be ready for.
+        prompts = [trajectory.prompt_messages or [_EMPTY_USER] for trajectory in trajectories]
+        completions = [trajectory.completion_messages or [_EMPTY_ANSWER] for trajectory in trajectories]
+        rewards = super()._calculate_rewards(  # type: ignore[misc]
+            inputs, prompts, completions, completion_ids_list
+        )
+        facts = [[t.failed, t.success, sum(turn.format_penalty for turn in t.turns)] for t in trajectories]
+        failed, self._successes, self._penalties = gather(torch.tensor(facts, device=rewards.device).float()).T
+        # Without any reward TRL leaves a row out of the group statistics and gives it no advantage.
+        self._rewards_per_func = rewards.masked_fill(failed.bool().unsqueeze(1), torch.nan)
+        assert self._rewards_per_func is not None
+        return self._rewards_per_func
+
+    def _has_episodes(self) -> bool:
+        return bool(self.rollout_func == self._rollout)
+
+    def _rewards_to_rank(self) -> torch.Tensor:
+        totals, parts = self._total_rewards(), self._reward_parts()
+        match self.args.reward_variance_filtering_reward:
+            case "success":
+                return self._successes.to(totals).masked_fill(totals.isnan(), torch.nan)
+            case "without_format_penalty":
+                penalties = self._penalties.to(parts).masked_fill(totals.isnan(), torch.nan)
+                return self._summed(torch.cat([parts, -penalties.unsqueeze(1)], dim=1))
+        return totals
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
+        if (self._engine is not None or self._filtering) and not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"The loss is {loss.item()}. Training stops before weights are overwritten; go on from the last "
+                "checkpoint. Rewards out of proportion, a learning rate that is too high, and half precision are the "
+                "usual causes."
+            )
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self._flush_episode_metrics()
+        super().log(logs, start_time)  # type: ignore[misc]

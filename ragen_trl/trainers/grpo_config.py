@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trl import GRPOConfig
 
-from .agent_mixin import AgentConfig
+from .agent_config import AgentConfig
 from .filter_config import SNRFilterConfig
 
 
