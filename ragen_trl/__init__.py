@@ -14,15 +14,23 @@ _WHERE = {
     "MutualInformationCallback": "ragen_trl.callbacks",
     "RagenGRPOConfig": "ragen_trl.trainers.grpo_config",
     "RagenGRPOTrainer": "ragen_trl.trainers.grpo_trainer",
+    "RagenPPOConfig": "ragen_trl.trainers.ppo_config",
+    "RagenPPOTrainer": "ragen_trl.trainers.ppo_trainer",
     "RolloutCallback": "ragen_trl.callbacks",
     "SNRFilterConfig": "ragen_trl.trainers.filter_config",
     "SNRFilterMixin": "ragen_trl.trainers.filter_mixin",
+    "gae": "ragen_trl.advantages",
+    "group_advantages": "ragen_trl.advantages",
+    "turn_level_gae": "ragen_trl.advantages",
     "env_dataset": "ragen_trl.rollout.dataset",
     "select_groups": "ragen_trl.filtering",
 }
 __all__ = sorted(_WHERE)
 
 if TYPE_CHECKING:
+    from .advantages import gae as gae
+    from .advantages import group_advantages as group_advantages
+    from .advantages import turn_level_gae as turn_level_gae
     from .callbacks import EarlyStopOnCollapseCallback as EarlyStopOnCollapseCallback
     from .callbacks import MutualInformationCallback as MutualInformationCallback
     from .callbacks import RolloutCallback as RolloutCallback
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
     from .trainers.filter_mixin import SNRFilterMixin as SNRFilterMixin
     from .trainers.grpo_config import RagenGRPOConfig as RagenGRPOConfig
     from .trainers.grpo_trainer import RagenGRPOTrainer as RagenGRPOTrainer
+    from .trainers.ppo_config import RagenPPOConfig as RagenPPOConfig
+    from .trainers.ppo_trainer import RagenPPOTrainer as RagenPPOTrainer
 
 
 def __getattr__(name: str) -> Any:

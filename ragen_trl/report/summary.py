@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 # Metric suffixes of `env/<name>/` shown in the table, with the number format.
@@ -61,6 +62,20 @@ def print_summary(log_history: Sequence[Mapping[str, Any]], places: Mapping[str,
         console.print(summary_table(log_history))
     for what, where in places.items():  # unbroken, to be copied
         console.print(f"{what}: {where}", soft_wrap=True, highlight=False, markup=False)
+
+
+def print_completions(rows: Sequence[tuple[str, str, float]]) -> None:
+    """
+    Print prompts, completions and rewards as a table.
+
+    Args:
+        rows (`Sequence[tuple[str, str, float]]`):
+            Prompt, completion and reward of each.
+    """
+    table = Table("prompt", "completion", "reward", show_lines=True)
+    for prompt, completion, reward in rows:
+        table.add_row(Text(prompt), Text(completion), f"{reward:.3f}")  # texts may look like markup
+    Console().print(table)
 
 
 def save_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> Path:

@@ -151,6 +151,12 @@ class Trajectory:
         return values[len(self.prompt_ids) :] + [0.0] * len(self.closing_ids)
 
     @property
+    def turn_numbers(self) -> list[int]:
+        """Number of the turn that each of `completion_ids` belongs to; what precedes a turn belongs to it."""
+        numbers = [i for i, turn in enumerate(self.turns) for _ in turn.context_ids + turn.token_ids]
+        return numbers[len(self.prompt_ids) :] + [max(len(self.turns) - 1, 0)] * len(self.closing_ids)
+
+    @property
     def failed(self) -> bool:
         return self.stop_reason in FAILURES
 

@@ -81,6 +81,7 @@ class SNRFilterMixin(RolloutEventsMixin):
     _needs_filter_settings = True
     _filtering = False
     _mean_terms_weight = 1.0
+    _advantage_factor = 1.0
     _is_empty = False
     _means: list[torch.Tensor | None] | None = None
 
@@ -135,7 +136,7 @@ class SNRFilterMixin(RolloutEventsMixin):
             number = len(output["prompt_ids"])
             first = self.accelerator.process_index * number
             output["row"] = torch.arange(first, first + number, device=output["prompt_ids"].device)
-            self._row_tokens = gather(_loss_mask(output).sum(dim=1))
+            self._row_tokens = gather(loss_mask(output).sum(dim=1))
             self._select(output)
         return output
 
@@ -158,7 +159,7 @@ class SNRFilterMixin(RolloutEventsMixin):
     def _rollout_values(self, output: Mapping[str, Any], score: str) -> torch.Tensor:
         if score == "length":
             return self._row_tokens.double()
-        mask = _loss_mask(output)
+        mask = loss_mask(output)
         # Images and the like go by name from the batch into TRL's method.
         wanted = inspect.signature(super()._get_per_token_logps_and_entropies).parameters  # type: ignore[misc]
         others = {k: v for k, v in output.items() if k in wanted and k not in ("input_ids", "attention_mask")}
@@ -209,7 +210,8 @@ class SNRFilterMixin(RolloutEventsMixin):
         mine = [ranks[rank] for ranks in plan]
         self.last_update_rows = [[row for row in rows if row is not None] for rows in mine]
         rows = self._with_foreign(own, [[row for ranks in plan for row in ranks[r]] for r in range(world_size)])
-        factor = _SCALINGS[self.args.reward_variance_filtering_loss_scaling](selection.metrics["kept_share"])
+        scaling = _SCALINGS[self.args.reward_variance_filtering_loss_scaling]
+        self._advantage_factor = scaling(selection.metrics["kept_share"])
         shortest = min(own.values(), key=lambda row: len(row["prompt_ids"]) + len(row["completion_ids"]))
         micro_batches = []
         for start in range(0, steps, window_steps):
@@ -223,7 +225,7 @@ class SNRFilterMixin(RolloutEventsMixin):
                 spare = blank(shortest, hide_prompt=not alone)
                 chosen = [spare if number is None else rows[number] for number in numbers] or [spare]
                 micro_batch = join_rows(chosen, self._tokenizer.pad_token_id, self.pad_to_multiple_of)
-                micro_batch["advantages"] = micro_batch["advantages"] * factor
+                micro_batch["advantages"] = micro_batch["advantages"] * self._advantage_factor
                 micro_batches.append(micro_batch | {"window": (window_steps, len(real), tokens), "rows": len(numbers)})
         return micro_batches
 
@@ -249,7 +251,7 @@ class SNRFilterMixin(RolloutEventsMixin):
         world_size = self.accelerator.num_processes
         # TRL takes the mean over micro-batches and ranks; these weights make it one over the rows or tokens kept.
         of_rows = world_size * steps * inputs["rows"] / rows
-        of_tokens = world_size * steps * int(_loss_mask(inputs).sum()) / max(tokens, 1)
+        of_tokens = world_size * steps * int(loss_mask(inputs).sum()) / max(tokens, 1)
         weight = of_rows if self.loss_type in _BY_ROWS else of_tokens if self.loss_type in _BY_OWN_TOKENS else 1.0
         per_step = tokens * self.args.steps_per_generation / steps
         inputs = {**inputs, "num_items_in_batch": torch.tensor(per_step, device=self.accelerator.device)}
@@ -258,7 +260,7 @@ class SNRFilterMixin(RolloutEventsMixin):
         try:
             loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
             # What the weight on gradients leaves out of the value, which is logged.
-            missing = (self._mean_terms_weight - 1.0) * self._mean_terms(coefficient, _loss_mask(inputs))
+            missing = (self._mean_terms_weight - 1.0) * self._mean_terms(coefficient, loss_mask(inputs))
         finally:
             self._mean_terms_weight = 1.0
         return (loss + missing) * weight
@@ -370,7 +372,7 @@ class _Monitor(TrainerCallback):
             )
 
 
-def _loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
+def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     mask: torch.Tensor = batch["completion_mask"]
     return mask if batch.get("tool_mask") is None else mask * batch["tool_mask"]
 

@@ -16,6 +16,20 @@ from .filter_mixin import SNRFilterMixin
 from .grpo_config import RagenGRPOConfig
 
 
+# For model cards.
+PAPER = {
+    "title": "RAGEN-2: Reasoning Collapse in Agentic RL",
+    "id": "2604.06268",
+    "citation": textwrap.dedent("""\
+        @article{wang2026ragen2,
+            title  = {{RAGEN-2: Reasoning Collapse in Agentic RL}},
+            author = {Wang, Zihan and Gui, Chi and Jin, Xing and Wang, Qineng and Liu, Licheng and others},
+            year   = 2026,
+            eprint = {arXiv:2604.06268},
+        }"""),
+}
+
+
 class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
     """
     TRL's [`~trl.GRPOTrainer`] that plays an episode for each dataset row with an `env_id`.
@@ -64,17 +78,7 @@ class RagenGRPOTrainer(AgentMixin, SNRFilterMixin, GRPOTrainer):
     _tag_names = ["trl", "grpo", "ragen-trl"]
     _name = "RAGEN-2 GRPO"
     _needs_filter_settings = False
-    _paper = {
-        "title": "RAGEN-2: Reasoning Collapse in Agentic RL",
-        "id": "2604.06268",
-        "citation": textwrap.dedent("""\
-            @article{wang2026ragen2,
-                title  = {{RAGEN-2: Reasoning Collapse in Agentic RL}},
-                author = {Wang, Zihan and Gui, Chi and Jin, Xing and Wang, Qineng and Liu, Licheng and others},
-                year   = 2026,
-                eprint = {arXiv:2604.06268},
-            }"""),
-    }
+    _paper = PAPER
 
     def __init__(
         self,
