@@ -22,6 +22,7 @@ from ..rollout.trajectory import Trajectory
 from .agent_config import AgentConfig
 from .episodes import AnyDataset, check_amount, for_episodes, refuse_others, with_episode_reward
 from .positions import count_positions_from_mask
+from .resume import ResumeMixin
 
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _EMPTY_USER, _EMPTY_ANSWER = {"role": "user", "content": ""}, {"role": "assistan
 _KEEPS_CHECKPOINTING = "gradient_checkpointing_kwargs" in inspect.signature(unwrap_model_for_generation).parameters
 
 
-class AgentMixin:
+class AgentMixin(ResumeMixin):
     """
     Plays an episode for each dataset row with an `env_id`, in front of [`SNRFilterMixin`] and what trains as
     [`~trl.GRPOTrainer`] does; of no effect without such rows.
@@ -57,7 +58,6 @@ class AgentMixin:
         chat_template_kwargs: dict[str, Any]
         rollout_func: Callable[..., dict[str, Any]] | None
         _filtering: bool
-        _metrics: dict[str, dict[str, list[float]]]
         _rewards_per_func: torch.Tensor | None
         _reward_parts: Callable[[], torch.Tensor]
         _summed: Callable[[torch.Tensor], torch.Tensor]

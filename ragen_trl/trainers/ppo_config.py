@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, gcd, prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from transformers import TrainingArguments
 
@@ -82,14 +82,6 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
         ValueError: If a setting is out of range, unknown, or has no meaning for PPO.
     """
 
-    if TYPE_CHECKING:
-        generation_batch_size: int | None
-        gradient_accumulation_steps: int
-        max_steps: int
-        num_generations_eval: int | None
-        per_device_train_batch_size: int
-        steps_per_generation: int | None
-
     num_generations: int | None = setting(1, "Rollouts of each prompt in a batch.")
     max_completion_length: int | None = setting(None, "Tokens after the prompt. Defaults to `response_length`.")
     kl_penalty: Literal["reward", "loss"] = setting("reward", "Where the KL penalty goes: 'reward' or 'loss'.")
@@ -110,7 +102,7 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
     def world_size(self, value: Any) -> None:
         pass
 
-    def __post_init__(self) -> None:
+    def __post_init__(self: Any) -> None:
         self._check()
         for name, decides in _SAME_AS.items():
             setattr(self, name, getattr(self, decides))
@@ -152,7 +144,7 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
                     f"setting. Set `{decides}` alone."
                 )
 
-    def _split_batch(self) -> None:
+    def _split_batch(self: Any) -> None:
         """Spread the batch over `num_mini_batches` optimizer steps."""
         steps, rows, parts = self.gradient_accumulation_steps, self.per_device_train_batch_size, self.num_mini_batches
         common = gcd(steps, parts)
@@ -165,7 +157,7 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
         self.per_device_train_batch_size = rows // (parts // common)
         self.steps_per_generation = self.gradient_accumulation_steps * parts
 
-    def _as_one_group(self, check: Any) -> None:
+    def _as_one_group(self: Any, check: Any) -> None:
         """Run checks of GRPO's, which wants groups, where there are none."""
         size = self.generation_batch_size or prod((self.per_device_train_batch_size, self.steps_per_generation or 1))
         if size == 1:
@@ -175,7 +167,7 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
         self.num_generations, self.num_generations_eval = size, self.num_generations_eval or 1
         check()
 
-    def _count(self) -> None:
+    def _count(self: Any) -> None:
         """Fill in what TRL's trainer would, and see that it fits together."""
         assert self.generation_batch_size is not None and self.steps_per_generation is not None
         accumulation = self.gradient_accumulation_steps
