@@ -19,6 +19,7 @@ from accelerate.logging import get_logger
 from datasets import Dataset
 from transformers import IntervalStrategy, TrainerCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl.rewards import get_soft_overlong_punishment
 
 from ragen_envs.rows import HubDatasetError
 
@@ -63,6 +64,9 @@ class RecipeArguments:
             Steps between two measurements of mutual information, as in the paper's code; `0` for none.
         diagnostics_num_samples (`int`, *optional*, defaults to `64`):
             Reasonings scored in each of them.
+        overlong_cache (`int`, *optional*):
+            Soft punishment of long rollouts (DAPO, arXiv 2503.14476): over the last `overlong_cache` tokens below
+            `max_completion_length` it grows from 0 to -1. Defaults to none.
         cpu_threads (`int`, *optional*):
             Threads of torch on the CPU. More than one is slower for small models on busy cores.
     """
@@ -83,6 +87,9 @@ class RecipeArguments:
         default=5, metadata={"help": "Steps between two measurements of mutual information, 0 for none."}
     )
     diagnostics_num_samples: int = field(default=64, metadata={"help": "Reasonings scored in each measurement."})
+    overlong_cache: int | None = field(
+        default=None, metadata={"help": "Tokens below `max_completion_length` over which a punishment grows to -1."}
+    )
     cpu_threads: int | None = field(default=None, metadata={"help": "Threads of torch on the CPU."})
 
     def __post_init__(self) -> None:
@@ -91,6 +98,17 @@ class RecipeArguments:
         for name, least in least_values.items():
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
+
+    def reward_funcs(self, max_completion_length: int) -> list[Any]:
+        """Reward functions on top of the environment's."""
+        if self.overlong_cache is None:
+            return []
+        if not 0 < self.overlong_cache < max_completion_length:
+            raise ValueError(
+                f"`overlong_cache` must lie between 0 and `max_completion_length={max_completion_length}`, got "
+                f"{self.overlong_cache}."
+            )
+        return [get_soft_overlong_punishment(max_completion_length, self.overlong_cache)]
 
     def datasets(self) -> tuple[Dataset, Dataset | None]:
         """Rows to train on and rows to evaluate on."""
@@ -113,7 +131,7 @@ class RecipeArguments:
 
 def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str] | None = None) -> None:
     """
-    Run a GRPO recipe from its command line.
+    Run a recipe with [`RagenGRPOTrainer`] from its command line.
 
     Args:
         env_id (`str`):
@@ -125,8 +143,27 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
         argv (`Sequence[str]`, *optional*):
             Arguments. Defaults to those of the process.
     """
+    _run(RagenGRPOTrainer, RagenGRPOConfig, env_id, config, offline_config, argv)
+
+
+def run_ppo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str] | None = None) -> None:
+    """
+    Run a recipe with [`RagenPPOTrainer`] from its command line. Arguments as for [`run_grpo`].
+
+    Raises:
+        ImportError: On TRL 1.13 and newer, which have no PPO.
+    """
+    from .trainers.ppo_config import RagenPPOConfig  # not to be had with every TRL
+    from .trainers.ppo_trainer import RagenPPOTrainer
+
+    _run(RagenPPOTrainer, RagenPPOConfig, env_id, config, offline_config, argv)
+
+
+def _run(
+    trainer_class: Any, config_class: Any, env_id: str, config: Path, offline_config: Path, argv: Sequence[str] | None
+) -> None:
     argv = _with_config(sys.argv[1:] if argv is None else argv, config)
-    parser = TrlParser((RecipeArguments, RagenGRPOConfig, ModelConfig))
+    parser = TrlParser((RecipeArguments, config_class, ModelConfig))
     with _explained(offline_config):
         recipe, training_args, model_args = parser.parse_args_and_config(args=argv)
     recipe.env_id = recipe.env_id or env_id
@@ -147,8 +184,9 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
     if eval_dataset is None:
         training_args.eval_strategy = IntervalStrategy.NO
     with _explained(offline_config, model):
-        trainer = RagenGRPOTrainer(
+        trainer = trainer_class(
             model=model,
+            reward_funcs=recipe.reward_funcs(training_args.max_completion_length),
             args=training_args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -189,7 +227,7 @@ def run_grpo(env_id: str, config: Path, offline_config: Path, argv: Sequence[str
 class _SaveAtTheEnd(TrainerCallback):
     """Saves the model after the last step and not later: an evaluation follows there, which may fail."""
 
-    def __init__(self, trainer: RagenGRPOTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.done = False
 

@@ -82,6 +82,8 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
         ValueError: If a setting is out of range, unknown, or has no meaning for PPO.
     """
 
+    # As in GRPOConfig: reward functions get all columns.
+    remove_unused_columns: bool | None = setting(False, "Whether columns that the trainer does not read are dropped.")
     num_generations: int | None = setting(1, "Rollouts of each prompt in a batch.")
     max_completion_length: int | None = setting(None, "Tokens after the prompt. Defaults to `response_length`.")
     kl_penalty: Literal["reward", "loss"] = setting("reward", "Where the KL penalty goes: 'reward' or 'loss'.")

@@ -330,7 +330,8 @@ def _own_config(args: Any, model: Any) -> RagenPPOConfig:
         return copy.copy(args)
     if not isinstance(args, PPOConfig):
         raise TypeError(f"`args` is a {type(args).__name__}. Use `RagenPPOConfig`, or TRL's `PPOConfig`.")
-    return RagenPPOConfig(**{field.name: getattr(args, field.name) for field in fields(args) if field.init})
+    given = {field.name: getattr(args, field.name) for field in fields(args) if field.init}
+    return RagenPPOConfig(**(given | {"remove_unused_columns": False}))
 
 
 def _with_prompts(dataset: Any) -> Any:

@@ -34,7 +34,7 @@ def config(folder: Any, kind: type = RagenGRPOConfig, **changes: Any) -> Any:
         "disable_tqdm": True,
         "seed": 3,
     }
-    return kind(**((settings | episodes if kind is RagenGRPOConfig else settings) | changes))
+    return kind(**((settings | episodes if issubclass(kind, RagenGRPOConfig) else settings) | changes))
 
 
 def trainer(
@@ -90,7 +90,7 @@ def launch(script: str, *arguments: Any, timeout: float = 400) -> None:
     assert process.returncode == 0, output[-9000:]
 
 
-class Recording(RagenGRPOTrainer):
+class RecordingMixin:
     """Keeps the episodes of every batch and the tensors made of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,3 +107,7 @@ class Recording(RagenGRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         self.outputs.append({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in output.items()})
         return output
+
+
+class Recording(RecordingMixin, RagenGRPOTrainer):
+    """The trainer of most tests."""
