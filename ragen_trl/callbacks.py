@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from abc import ABC, abstractmethod
@@ -147,7 +148,11 @@ class MutualInformationCallback(_Resumed):
         self._generation = (-1, 0)  # step, and how many generations it has had
         self._last_end: float | None = None
         self.last: dict[str, dict[str, float]] = {}
-        self.labels: dict[str, str] = {}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What goes into log lines beside the metrics."""
+        return self._memory.labels
 
     def _parts(self) -> dict[str, Any]:
         return {**self._ema, "tracker": self._tracker, "memory": self._memory}
@@ -271,9 +276,10 @@ class _Memory:
         self.tags_seen = False
         self.measurements = 0
         self.warned: list[str] = []
+        self.labels: dict[str, str] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return vars(self).copy()
+        return copy.deepcopy(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 import safetensors.torch
 import torch
 from transformers import TrainerCallback
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import SAFE_WEIGHTS_NAME
 from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.models.utils import create_reference_model
-from trl.trainer.utils import disable_dropout_in_model
+from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
 from .critic import build_critic, check_scorer, token_scores
 from .filter_mixin import loss_mask
@@ -71,8 +72,10 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
         self.beta = self.args.kl_coef
         if self.beta == 0 or (ref_model is None and hasattr(self.model, "peft_config")):
             return None
-        if ref_model is None:
-            ref_model = create_reference_model(self.model)
+        if ref_model is None and is_deepspeed_zero3_enabled():  # there is nothing whole to copy
+            ref_model = create_model_from_path(self.model.config._name_or_path, dtype=self.model.dtype)
+        elif ref_model is None:
+            ref_model = copy.deepcopy(self.model)
         disable_dropout_in_model(ref_model)
         count_positions_from_mask(ref_model)
         if self.is_deepspeed_enabled:
@@ -89,7 +92,8 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
         with self.accelerator.autocast():
             values = token_scores(self.critic, kwargs["input_ids"], kwargs["attention_mask"])
         self._values.append(values)
-        output["values"] = values  # DDP looks for what was used in the output
+        # DDP looks for what was used in the output, and rebuilds it, so that a name of its own will not do.
+        output["hidden_states"] = (values,)
         return output
 
     @torch.no_grad()

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 
 def build_critic(policy: Any) -> PreTrainedModel:
     """
     A critic that starts from a policy: its own copy of the backbone, and a head that is zero, so that the first
-    advantages are the returns.
+    advantages are the returns. Under ZeRO-3 the backbone is loaded from where the policy was.
 
     Args:
         policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
@@ -21,6 +22,8 @@ def build_critic(policy: Any) -> PreTrainedModel:
     Raises:
         ValueError: If Transformers has no sequence classifier for the architecture.
     """
+    if is_deepspeed_zero3_enabled():  # a copy of what each rank has a part of would be empty
+        return _loaded_critic(_bare(policy))
     if hasattr(policy, "get_base_model"):
         policy = copy.deepcopy(policy).merge_and_unload()
     config = copy.deepcopy(policy.config)
@@ -35,6 +38,16 @@ def build_critic(policy: Any) -> PreTrainedModel:
     _backbone(critic).load_state_dict(policy.base_model.state_dict())
     torch.nn.init.zeros_(critic.score.weight)
     return critic.to(policy.device)
+
+
+def _loaded_critic(policy: Any) -> PreTrainedModel:
+    import deepspeed
+
+    path = policy.config._name_or_path
+    critic = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=policy.dtype)
+    with deepspeed.zero.GatheredParameters([critic.score.weight], modifier_rank=0):
+        torch.nn.init.zeros_(critic.score.weight)
+    return critic
 
 
 def check_scorer(name: str, model: Any, policy: Any, vocabulary: int) -> None:

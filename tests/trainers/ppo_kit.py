@@ -127,7 +127,9 @@ def advantages_of(episode: Episode, values: list[float], kl: list[float], s: Any
     return advantages, [a + v for a, v in zip(advantages, value, strict=True)]
 
 
-def first_gradient(made: Any, played: list[Episode], policy: Any, critic: Any, reference: Any = None) -> dict[str, Any]:
+def first_gradient(
+    made: Any, played: list[Episode], policy: Any, critic: Any, reference: Any = None
+) -> dict[str, Any]:
     """Gradient of the first optimizer step over all episodes, by the names that the trainer gives its parameters."""
     s = made.args
     policy.zero_grad(), critic.zero_grad()

@@ -154,7 +154,11 @@ def test_rollouts_without_a_reward_are_not_trained_on(fault, model, tokenizer, t
 
 
 def test_value_loss_by_hand():
-    values, old, returns = torch.tensor([[1.0, 1.0, -2.0]]), torch.tensor([[0.0, 0.9, 0.0]]), torch.tensor([[0.0, 2, 3]])
+    values, old, returns = (
+        torch.tensor([[1.0, 1.0, -2.0]]),
+        torch.tensor([[0.0, 0.9, 0.0]]),
+        torch.tensor([[0.0, 2, 3]]),
+    )
     losses, clipped = value_losses(values, old, returns, 0.2)
     # Kept within 0.2 of the old: 0.2, 1.0, -0.2; the larger error counts.
     assert torch.allclose(losses, 0.5 * torch.tensor([[1.0, 1.0, 25.0]]))
