@@ -22,8 +22,13 @@ def build_critic(policy: Any) -> PreTrainedModel:
     Raises:
         ValueError: If Transformers has no sequence classifier for the architecture.
     """
-    if is_deepspeed_zero3_enabled():  # a copy of what each rank has a part of would be empty
-        return _loaded_critic(_bare(policy))
+    with torch.random.fork_rng(devices=[]):  # rollouts are not to depend on who made the critic
+        if is_deepspeed_zero3_enabled():  # a copy of what each rank has a part of would be empty
+            return _loaded_critic(_bare(policy))
+        return _copied_critic(policy)
+
+
+def _copied_critic(policy: Any) -> PreTrainedModel:
     if hasattr(policy, "get_base_model"):
         policy = copy.deepcopy(policy).merge_and_unload()
     config = copy.deepcopy(policy.config)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from kit import launch
+from transformers import AutoModelForCausalLM
 
 
 pytestmark = pytest.mark.slow
@@ -61,14 +62,24 @@ def test_ranks_agree(ranks):
         assert case["norm"] == ranks[1][name]["norm"] and case["checksum"] == ranks[1][name]["checksum"], name
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("stage", [2, 3])
-def test_sharded_training_is_as_unsharded(stage, _model, tmp_path):
+def test_sharded_training_is_as_unsharded(stage, algorithm, _model, tmp_path):
     """ZeRO steps its optimizer inside `backward`; an empty step leaves weights alone there too."""
     pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install ragen-trl[deepspeed]")
+    if algorithm == "ppo":
+        pytest.importorskip("trl.experimental.ppo", reason="this TRL has no PPO")
     for number in (0, stage):
-        launch("filter_deepspeed.py", tmp_path, _model.config._name_or_path, number)
+        launch("filter_deepspeed.py", tmp_path, _model.config._name_or_path, number, algorithm)
     plain, sharded = (torch.load(tmp_path / f"stage{number}.pt") for number in (0, stage))
     assert (plain[0] - plain[2]).abs().max() > 1e-5
     for first, second in zip(plain, sharded, strict=True):
         torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
     assert torch.equal(sharded[0], sharded[1])
+    if algorithm == "ppo":
+        names = [
+            set(AutoModelForCausalLM.from_pretrained(tmp_path / f"final{number}", output_loading_info=True)[1][key])
+            for number in (0, stage)
+            for key in ("missing_keys", "unexpected_keys")
+        ]
+        assert not set().union(*names)
