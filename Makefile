@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 WANDB_MODE=offline
 
-.PHONY: quickstart quickstart-sokoban quickstart-frozenlake test test-fast test-newest-trl check format setup clean
+.PHONY: quickstart quickstart-sokoban quickstart-frozenlake quickstart-ppo test test-fast test-newest-trl check format setup clean
 
 quickstart: setup  ## Train the shipped agent on word problems (about three minutes)
 	$(OFFLINE) $(LAUNCH) recipes/grpo_metamath.py --config recipes/configs/quickstart_math.yaml
@@ -24,6 +24,9 @@ quickstart-sokoban: setup  ## Train the shipped agent on small Sokoban levels
 
 quickstart-frozenlake: setup  ## Train the shipped agent on FrozenLake
 	$(OFFLINE) $(LAUNCH) recipes/grpo_frozenlake.py --config recipes/configs/quickstart_frozenlake.yaml
+
+quickstart-ppo: setup  ## Train the shipped agent on small Sokoban levels with PPO
+	$(OFFLINE) $(LAUNCH) recipes/ppo.py --config recipes/configs/quickstart_ppo.yaml
 
 test: setup  ## All tests
 	$(OFFLINE) $(BIN)/python -m pytest $(PYTEST_ARGS)

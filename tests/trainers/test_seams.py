@@ -173,3 +173,36 @@ def test_what_the_filter_relies_on(model, tokenizer, tmp_path):
 def test_what_the_diagnostics_rely_on(model, tokenizer, tmp_path):
     made = trainer(tmp_path, model, tokenizer)
     assert made.temperature == 1.0 and made._tokenizer is tokenizer and made.callback_handler.callbacks
+
+
+def test_what_ppo_relies_on(model, tokenizer, tmp_path):
+    ppo = pytest.importorskip("trl.experimental.ppo", reason="this TRL has no PPO")
+    from kit import config
+    from transformers import Trainer
+
+    from ragen_trl import RagenPPOConfig, RagenPPOTrainer
+    from ragen_trl.trainers.ppo_interface import PPOInterface
+
+    # Whatever TRL's trainer does in place of Trainer is passed over, but for what is ours below.
+    replaced = {name for name in vars(ppo.PPOTrainer) if hasattr(Trainer, name) and not name.startswith("__")}
+    assert replaced <= set(vars(PPOInterface)) | {"log"}
+    assert names(RagenPPOTrainer.__init__)[: len(names(ppo.PPOTrainer.__init__))] == names(ppo.PPOTrainer.__init__)
+    assert set(ppo.PPOConfig.__dataclass_fields__) <= set(RagenPPOConfig.__dataclass_fields__)
+    assert names(GRPOTrainer._tokenize_prompts) == ["self", "prompts"]
+    made = trainer(tmp_path, model, tokenizer, kind=RagenPPOTrainer, args=config(tmp_path, RagenPPOConfig))
+    assert (made.beta, made.num_iterations, made.epsilon_low) == (0.05, 4, 0.2)
+    for name in ("_save", "_save_checkpoint", "_load_from_checkpoint", "_load_best_model", "create_optimizer"):
+        assert callable(getattr(Trainer, name))
+
+
+def test_without_ppo_in_trl_the_remedy_is_named():
+    try:
+        import trl.experimental.ppo  # noqa: F401
+    except ImportError:
+        import ragen_trl
+
+        for name in ("RagenPPOTrainer", "RagenPPOConfig"):
+            with pytest.raises(ImportError, match=r"trl>=1.12,<1.13.*RagenGRPOTrainer"):
+                getattr(ragen_trl, name)
+    else:
+        pytest.skip("this TRL has PPO")
