@@ -41,6 +41,13 @@ def test_real_problems_and_another_model(tmp_path, model):
 
 
 @pytest.mark.slow
+def test_ppo_runs_from_its_command(tmp_path):
+    pytest.importorskip("trl.experimental.ppo", reason="this TRL has no PPO")
+    history, printed = launch("ppo", "quickstart_ppo", tmp_path, *FEW_STEPS)
+    assert "Held-out problems" in printed and len([row for row in history if "value/loss" in row]) == 2
+
+
+@pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path):
     history, printed = launch(
         "grpo_sokoban", "quickstart_sokoban", tmp_path, *FEW_STEPS, accelerate_config="cpu_2proc", timeout=300

@@ -11,7 +11,7 @@ from trl import ModelConfig, TrlParser
 
 from ragen_envs import make_env
 from ragen_trl import RagenGRPOConfig
-from ragen_trl.recipe import RecipeArguments, resolve_model, run_grpo, usable_attention
+from ragen_trl.recipe import RecipeArguments, resolve_model, run_grpo, run_ppo, usable_attention
 from ragen_trl.rollout import RolloutSettings
 
 
@@ -113,6 +113,49 @@ def test_a_broken_attention_package_is_left_aside(tmp_path, monkeypatch, caplog)
     assert usable_attention("flash_attention_2") is None
     assert "undefined symbol" in caplog.text
     assert usable_attention("sdpa") == "sdpa" and usable_attention(None) is None
+
+
+PRESETS = [path for path in CONFIGS if path.stem.endswith(("_paper", "_recommended"))]
+SMALL = {"model_name_or_path": "package:ragen_trl/tiny/weights", "dtype": "float32", "use_cpu": "true",
+         "bf16": "false",
+         "gradient_checkpointing": "false", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+         "num_generations": 4, "num_train_problems": 16, "num_eval_problems": 2, "per_device_eval_batch_size": 2,
+         "max_steps": 2, "logging_steps": 1, "max_tokens_per_turn": 16, "max_completion_length": 600,
+         "prompt_style": "compact", "diagnostics_every_n_steps": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_presets_train_on_any_environment(preset, tmp_path, capsys):
+    text = preset.read_text()
+    small = SMALL | {"env_id": "ragen_envs/FrozenLake-v0", "env_kwargs": '{"observation_format": "compact"}'}
+    if "steps_per_generation" in text:
+        small["steps_per_generation"] = 8
+    if "top_k" in text:
+        small["reward_variance_top_k"] = 1
+    runner = run_grpo
+    if "recipes/ppo.py" in text:
+        pytest.importorskip("trl.experimental.ppo", reason="this TRL has no PPO")
+        runner = run_ppo
+    argv = [part for name, value in small.items() for part in (f"--{name}", str(value))]
+    runner("ragen_envs/Sokoban-v0", preset, preset, ["--config", str(preset), "--output_dir", str(tmp_path), *argv])
+    printed = capsys.readouterr().out
+    assert "env/FrozenLake-v0/success_rate" in printed and (tmp_path / "model.safetensors").is_file()
+
+
+def test_there_are_two_flavours_of_each_algorithm():
+    assert {path.stem for path in PRESETS} == {
+        f"{name}_{flavour}" for name in ("ppo", "grpo", "dapo", "dr_grpo") for flavour in ("paper", "recommended")
+    }
+    ppo, dapo = (yaml.safe_load((ROOT / f"recipes/configs/{name}_paper.yaml").read_text()) for name in ("ppo", "dapo"))
+    assert {k: v for k, v in ppo.items() if dapo[k] != v} == {"output_dir": "runs/ppo-paper"}
+
+
+def test_long_rollouts_are_punished_on_request():
+    assert RecipeArguments().reward_funcs(100) == []
+    (punish,) = RecipeArguments(overlong_cache=20).reward_funcs(100)
+    assert punish(completion_ids=[[0] * 70, [0] * 90, [0] * 100]) == [0.0, -0.5, -1.0]
+    with pytest.raises(ValueError, match="`overlong_cache`.*100.*got 100"):
+        RecipeArguments(overlong_cache=100).reward_funcs(100)
 
 
 @pytest.mark.parametrize(
