@@ -3,7 +3,8 @@
 import pytest
 
 from ragen_envs import make_env
-from ragen_trl.cli import main, play_table
+from ragen_trl.cli import main
+from ragen_trl.play import play_table
 
 
 def rows(table):
@@ -23,6 +24,37 @@ def test_play_prints_every_environment(capsys):
     assert all(name in printed for name in ("Sokoban-v0", "FrozenLake-v0", "MetaMathQA-v0"))
 
 
+def test_a_person_plays(capsys, monkeypatch):
+    env = make_env("ragen_envs/Sokoban-v0")
+    env.reset(seed=0)
+    moves = []
+    while (action := env.oracle_action()) is not None:
+        moves.append(action)
+        env.step(action)
+    typed = iter(["", "fly", *moves, "quit"])
+    monkeypatch.setattr("builtins.input", lambda *args: next(typed))
+    main(["play", "--env_id", "ragen_envs/Sokoban-v0", "--player", "human"])
+    printed = capsys.readouterr().out
+    assert "Solved." in printed and "human" in printed and "1.000" in printed
+    assert printed.count(env.instruction[:40]) == 2, "an empty line shows the rules again"
+
+
+def test_the_end_of_the_input_ends_the_game(capsys, monkeypatch):
+    def nothing(*args):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", nothing)
+    main(["play", "--env_id", "ragen_envs/Countdown-v0", "--player", "human"])
+    assert "Target" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("player", "success"), [("oracle", "1.000"), ("random", "0.000")])
+def test_a_transcript_shows_an_episode(player, success, capsys):
+    main(["play", "--env_id", "ragen_envs/Countdown-v0", "--player", player, "--episodes", "1", "--transcript"])
+    printed = capsys.readouterr().out
+    assert "Target: " in printed and "> " in printed and success in printed and printed.count("│ Countdown-v0") == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -32,6 +64,7 @@ def test_play_prints_every_environment(capsys):
         (["play", "--env_kwargs", "3"], "'3' is no JSON object"),
         (["play", "--env_kwargs", "{"], "'{' is no JSON object"),
         (["play", "--seed", "-1"], "at least 0, got -1"),
+        (["play", "--player", "human"], "one environment, got none"),
     ],
 )
 def test_bad_arguments_are_named(argv, message, capsys):

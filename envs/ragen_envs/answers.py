@@ -3,116 +3,157 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from .extraction import extract_answer, last_boxed
+from .quantities import Quantity, normalise, only_quantity, quantity
 
 
 MAX_ANSWER_LENGTH = 1000
-MAX_NUMBER_LENGTH = 64
+MAX_ITEMS = 32
 
-_ROUNDS = 8
-_LEAD_IN = re.compile(r"^(?:the )?(?:final )?answer(?: is)?(?:\s*[:=]|\s)\s*", re.IGNORECASE)
-_WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
-# Replaced by a blank rather than by nothing, so that "2**3" does not become 23.
-_TO_BLANK = re.compile(r"\*\*|`|\\?\$|\\[()\[\],; ]")
-_TO_NOTHING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\!")
-_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
-_PLAIN = re.compile(rf"([+-]?{_DECIMAL})(?:/([+-]?{_INTEGER}))?")
-_LATEX_FRACTION = re.compile(rf"([+-]?)\\[dt]?frac\{{([+-]?{_INTEGER})\}}\{{([+-]?{_INTEGER})\}}")
-_WITH_UNIT = re.compile(rf"([+-]?{_DECIMAL}(?:/{_INTEGER})?)(?: ?%| ([a-z]{{2,}}))")
-# Words after a number that change its value or are no unit.
-_NOT_UNITS = frozenset(
-    "dozen dozens hundred hundreds thousand thousands million millions billion billions trillion trillions half "
-    "halves third thirds quarter quarters tenth tenths hundredth hundredths thousandth thousandths pi and or to mod "
-    "squared cubed factorial times plus minus".split()
-)
+ExpressionRule = Callable[[str, str], bool]
+
+_BLANK = re.compile(r"(?<![0-9,]) | (?![0-9])")
+_CHOICE = re.compile(r"\(([a-z])\)")
+_COMMA = r",(?![0-9]{3}(?![0-9]))|(?<![0-9]),"  # but none that separates thousands
+_SEPARATOR = re.compile(rf"(?:{_COMMA}|;| (?:and|or) )")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_VARIABLE = re.compile(r"[a-z](?:_\{?[a-z0-9]\}?)?|[a-z]\([a-z0-9]\)")
+_NAME = re.compile(r"[a-z]{2,}(?: [a-z]+){0,5}")
+_CALCULATION = re.compile(r"(?:[0-9.,+*/×÷() %-]|\\times|\\cdot|\\div)+")
+_NO_EXPRESSION = re.compile(r"[=<>≤≥≠≈,;|]|\\(?:le|ge|leq|geq|neq|ne|lt|gt|approx|in|cup|cap|text)(?![a-z])")
+_LETTER_OR_DIGIT = re.compile(r"[a-z0-9]")
 
 
-def answers_match(answer: str, gold: str) -> bool:
-    """
+def answers_match(answer: str, gold: str, expressions_match: ExpressionRule | None = None) -> bool:
+    r"""
     Whether an answer says the same as the right one.
 
-    Mark-up is removed from both: `$`, `**`, backticks, `\\left` and `\\right`, `\\text{}` and its kin, a lead-in such
-    as "Final answer:", a leading `=` and trailing dots. Where there is a `\\boxed{}`, only the last one counts. Then
-    they match if
+    The answer is first found in the text by [`extract_answer`]: the last `\boxed{}`, else what follows "answer is",
+    else the last line. Mark-up is removed from both by [`normalise`]. Then they match if
 
-    - they are the same text, whatever the case and blanks (a blank between two digits counts: `1 1/2` is not `11/2`);
-    - or both are plain numbers of the same value: integers, decimals or fractions `a/b` and `\\frac{a}{b}`, thousands
-      commas allowed, at most 64 characters, compared exactly, without any tolerance (`0.5` is `1/2`, `0.33` is not
-      `1/3`). There are no exponents and nothing is calculated;
-    - or the right one is a bare number and the answer is that number followed by one unit word or `%` (`73 apples`,
-      `5 cm`, `20%`). Words that change a value, such as "dozen" or "million", are not units, and a percent sign is
-      never converted: `7.41%` is not `0.0741`. If the right answer has a unit, the answer needs it too.
-
-    Lists and equations are compared as texts: `3` is not `2, 3`, and `x = 5` is not `5`.
+    - they are the same text, whatever the case and blanks (a blank between two digits counts: `7 3` is not `73`);
+    - or both are numbers of the same value ([`quantity`]): integers, decimals, fractions and mixed numbers, with or
+      without thousands commas, compared exactly, without any tolerance (`0.5` is `1/2`, `0.33` is not `1/3`). Where
+      the right one has a unit or a percent sign, the answer needs the same; where it is bare, the answer may have one
+      (`73 apples`, `$73`, `5 cm`, `20%`). A percent sign is never converted: `7.41%` is not `0.0741`;
+    - or the right one is no equation and the answer ends in the right one after an equals sign, before which there is
+      a variable, a name or a calculation with numbers (`x = 5`, `total: 5`, `2 + 3 = 5`, but not `2x = 5`). The
+      calculation is not checked. The other way round, `5` is right where `x = 5` is asked for;
+    - or the right one is a number and the answer a sentence with this number and no other ([`only_quantity`]);
+    - or both are lists with items that match one by one: in any order where they stand alone, with "and", with "or" or
+      in braces, in their order in parentheses or brackets, which must be the same. `3` is not `2, 3`;
+    - or `expressions_match` says so of two expressions that are neither numbers nor equations.
 
     Args:
         answer (`str`):
-            Answer to judge. Longer than 1,000 characters is never right.
+            Answer to judge. If what is found in it has more than 1,000 characters, it is never right.
         gold (`str`):
             Right answer.
+        expressions_match (`Callable[[str, str], bool]`, *optional*):
+            Compares two expressions, such as `2\sqrt{3}` and `\sqrt{12}`, which by default match as texts only.
 
     Returns:
         `bool`: Whether they match.
     """
-    if len(answer) > MAX_ANSWER_LENGTH or len(gold) > MAX_ANSWER_LENGTH:
-        return False
     if answer.strip() and answer.strip() == gold.strip():
-        return True
-    given, wanted = _stripped(answer), _stripped(gold)
-    if not given or not wanted:
+        return len(gold) <= MAX_ANSWER_LENGTH
+    boxed = last_boxed(gold)
+    found, right = extract_answer(answer), gold if boxed is None else boxed
+    if len(found) > MAX_ANSWER_LENGTH or len(right) > MAX_ANSWER_LENGTH:
         return False
-    if _without_blanks(given) == _without_blanks(wanted):
+    given, wanted = normalise(found), normalise(right)
+    if not _LETTER_OR_DIGIT.search(given) or not wanted:
+        return False
+    if _items_match(given, wanted, expressions_match):
         return True
-    number = _number(wanted)
-    return number is not None and number in (_number(given), _number(_without_unit(given)))
+    ours, theirs = _list(given), _list(wanted)
+    if ours is not None and theirs is not None:
+        return _lists_match(ours, theirs, expressions_match)
+    number = quantity(wanted)
+    return number is not None and _same_number(only_quantity(given), number)
 
 
-def _stripped(text: str) -> str:
-    text = _last_boxed(text.replace("\u2212", "-").replace("\\%", "%"))
-    text = _TO_BLANK.sub(" ", _TO_NOTHING.sub("", text))
-    for _ in range(_ROUNDS):
-        before = text
-        text = _WRAPPER.sub(r"\1", text).strip()
-        text = _LEAD_IN.sub("", text).lstrip("= ").rstrip(". ")
-        if text == before:
-            break
-    return " ".join(text.lower().split())
+@dataclass(frozen=True)
+class _List:
+    brackets: str  # empty where the order does not matter
+    items: list[str]
 
 
-def _last_boxed(text: str) -> str:
-    opening = text.rfind("\\boxed{")
-    if opening < 0:
-        return text
-    start, depth = opening + len("\\boxed{"), 1
-    for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start:position]
-    return text
+def _items_match(given: str, wanted: str, expressions_match: ExpressionRule | None) -> bool:
+    if _bare(given) == _bare(wanted):
+        return True
+    number, own = quantity(wanted), quantity(given)
+    if number is not None and _same_number(own, number):
+        return True
+    for sign, lefts in (("=", (_VARIABLE, _NAME, _CALCULATION)), (":", (_NAME,))):
+        if sign in given and sign not in wanted:
+            right = _right_side(given, sign, lefts)
+            return right is not None and _items_match(right, wanted, expressions_match)
+    value = quantity(_right_side(wanted, "=", (_VARIABLE,)) or "")
+    if value is not None:
+        left, _, right = given.rpartition("=")
+        return _same_number(quantity(right.strip()), value) and left.strip() in ("", wanted.partition("=")[0].strip())
+    if expressions_match is None or (number is not None and own is not None):
+        return False
+    return not _NO_EXPRESSION.search(given + wanted) and expressions_match(given, wanted)
 
 
-def _without_blanks(text: str) -> str:
-    return re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
-
-
-def _without_unit(text: str) -> str:
-    match = _WITH_UNIT.fullmatch(text)
-    return match[1] if match and match[2] not in _NOT_UNITS else text
-
-
-def _number(text: str) -> Fraction | None:
-    text = _without_blanks(text)
-    if len(text) > MAX_NUMBER_LENGTH:
+def _right_side(text: str, sign: str, lefts: tuple[re.Pattern[str], ...]) -> str | None:
+    *before, right = (part.strip() for part in text.split(sign))
+    if not before or not all(any(left.fullmatch(part) for left in lefts) for part in before):
         return None
-    if latex := _LATEX_FRACTION.fullmatch(text):
-        sign, above, below = latex.groups()
-        value = _ratio(above, below)
-        return -value if value is not None and sign == "-" else value
-    plain = _PLAIN.fullmatch(text)
-    return _ratio(plain[1], plain[2] or "1") if plain else None
+    return right
 
 
-def _ratio(above: str, below: str) -> Fraction | None:
-    divisor = int(below.replace(",", ""))
-    return Fraction(above.replace(",", "")) / divisor if divisor else None
+def _same_number(given: Quantity | None, wanted: Quantity) -> bool:
+    return given is not None and given.value == wanted.value and wanted.unit in ("", given.unit)
+
+
+def _bare(text: str) -> str:
+    choice = _CHOICE.fullmatch(text)
+    return choice[1] if choice else _BLANK.sub("", text)
+
+
+def _list(text: str) -> _List | None:
+    if text.startswith("\\{"):
+        text = text.replace("\\{", "{").replace("\\}", "}")
+    # How many brackets are open before each character.
+    depths = [0, *accumulate((symbol in _CLOSING) - (symbol in _CLOSING.values()) for symbol in text)]
+    brackets, level = "", 0
+    # Of "(1, 2), (3, 4)" the first bracket closes before the end. Those of an interval may differ.
+    if text[:1] in _CLOSING and depths[-1] == 0 and min(depths[1:-1], default=0) > 0:
+        brackets, level = text[0] + text[-1], 1
+    items, start = [], level
+    for separator in _SEPARATOR.finditer(text):
+        if depths[separator.start()] == level:
+            items.append(text[start : separator.start()].strip())
+            start = separator.end()
+    items.append(text[start : len(text) - level].strip())
+    items = [item for item in items if item]
+    if not 2 <= len(items) <= MAX_ITEMS:
+        return None
+    return _List("" if brackets == "{}" else brackets, items)
+
+
+def _lists_match(given: _List, wanted: _List, expressions_match: ExpressionRule | None, nested: bool = True) -> bool:
+    def match(own: str, item: str) -> bool:
+        if _items_match(own, item, expressions_match):
+            return True
+        ours, theirs = (_list(own), _list(item)) if nested else (None, None)
+        # Pairs in a list are looked into, but no deeper.
+        return ours is not None and theirs is not None and _lists_match(ours, theirs, expressions_match, False)
+
+    if given.brackets != wanted.brackets or len(given.items) != len(wanted.items):
+        return False
+    left = list(given.items)
+    for item in wanted.items:
+        candidates = left[:1] if wanted.brackets else left
+        found = next((own for own in candidates if match(own, item)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+from . import symbolic
 from .answers import MAX_ANSWER_LENGTH, answers_match
-from .core import Limits, Split, TextEnv, problem_split, step_info
+from .core import Limits, Split, TextEnv, check_choice, check_int, problem_split, step_info
 from .rows import DatasetError, read_rows
 from .word_problems import word_problems
 
 
 logger = logging.getLogger(__name__)
 
+Comparison = Literal["exact", "math_verify"]
+
 RIGHT = "Correct."
 WRONG = "Incorrect. Try again."
+WRONG_AT_LAST = "Incorrect."
 ANSWER_PHRASE = "The answer is: "
 
 _COLUMNS = ("query", "response")
@@ -52,7 +56,9 @@ class MetaMathQA(TextEnv):
     """
     Answer a maths question.
 
-    **Actions.** The answer, as text; see [`answers_match`] for how it is compared. An empty answer is invalid.
+    **Actions.** The answer, as text: alone, in a box, after "The answer is", or as the last line. See
+    [`~ragen_envs.extraction.extract_answer`] for how it is found and [`~ragen_envs.answers.answers_match`] for how it
+    is compared. An empty answer is invalid.
 
     **Observation.** The question; after a wrong answer a short request to try again.
 
@@ -60,7 +66,7 @@ class MetaMathQA(TextEnv):
 
     **Rewards.** `1 / 2**n` for the right answer after `n` wrong ones, 0 for a wrong one.
 
-    **End.** With the right answer, which is success.
+    **End.** With the right answer, which is success, or with the last attempt.
 
     Args:
         dataset (`str`, *optional*):
@@ -68,6 +74,12 @@ class MetaMathQA(TextEnv):
             `.parquet` file, a folder with such files, or the id of a data set on the Hub (split `train`), in
             MetaMathQA's format: `query` and `response`, with `original_question` where it is known. Rows whose
             response does not state its answer are left out.
+        max_attempts (`int`, *optional*, defaults to `5`):
+            Answers that may be given, one a turn; the limits on turns and actions follow.
+        comparison (`str`, *optional*, defaults to `"exact"`):
+            `"exact"` compares numbers, units and lists exactly and expressions as texts. `"math_verify"` then asks
+            math-verify about expressions, such as `2\\sqrt{3}` for `\\sqrt{12}`, in a process of its own with a limit
+            on its time; it needs `pip install "ragen-trl[math]"`.
         split (`str`, *optional*, defaults to `"train"`):
             `"train"` or `"validation"`; disjoint, and all wordings of one original question are in the same.
 
@@ -79,9 +91,25 @@ class MetaMathQA(TextEnv):
     limits = Limits(max_turns=5, max_actions_per_turn=1, max_actions=5, max_tokens_per_turn=400, max_words=100)
     sample_actions = tuple(str(number) for number in range(20))
 
-    def __init__(self, *, dataset: str | None = None, split: Split = "train") -> None:
+    def __init__(
+        self,
+        *,
+        dataset: str | None = None,
+        max_attempts: int = 5,
+        comparison: Comparison = "exact",
+        split: Split = "train",
+    ) -> None:
         super().__init__(split=split)
+        check_int("max_attempts", max_attempts, 1, 100)
+        check_choice("comparison", comparison, get_args(Comparison))
+        if comparison == "math_verify" and not symbolic.available():
+            raise ValueError(
+                'comparison="math_verify" needs a package that is missing: pip install "ragen-trl[math]".'
+            )
         self.dataset = dataset
+        self.max_attempts = max_attempts
+        self.comparison: Comparison = comparison
+        self.limits = replace(type(self).limits, max_turns=max_attempts, max_actions=max_attempts)
         self.questions = load_questions(dataset)[split]
         if not self.questions:
             raise DatasetError(f"dataset={dataset!r} has no question in the split {split!r}; use a larger data set.")
@@ -102,20 +130,25 @@ class MetaMathQA(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Judge an answer; see [`TextEnv`]."""
         question = self._current()
-        if self._solved or not action.strip():
+        if self._over or not action.strip():
             info = step_info(success=self._solved, valid=False, effective=False)
-            return self._observation, 0.0, self._solved, False, info
-        self._solved = answers_match(action, question.gold)
+            return self._observation, 0.0, self._over, False, info
+        rule = symbolic.expressions_match if self.comparison == "math_verify" else None
+        self._solved = answers_match(action, question.gold, rule)
         reward = 0.5**self._wrong if self._solved else 0.0
         self._wrong += not self._solved
-        self._observation = RIGHT if self._solved else WRONG
+        self._observation = RIGHT if self._solved else WRONG_AT_LAST if self._over else WRONG
         info = step_info(success=self._solved, valid=True, effective=True)
-        return self._observation, reward, self._solved, False, info
+        return self._observation, reward, self._over, False, info
 
     def oracle_action(self) -> str | None:
-        """Right answer; `None` once it has been given."""
+        """Right answer; `None` at the end of the episode."""
         question = self._current()
-        return None if self._solved else question.gold
+        return None if self._over else question.gold
+
+    @property
+    def _over(self) -> bool:
+        return self._solved or self._wrong >= self.max_attempts
 
     def _current(self) -> Question:
         if self._question is None:

@@ -21,7 +21,9 @@ NAMESPACE = "ragen_envs"
 _ENTRY_POINTS = {
     "Sokoban-v0": "ragen_envs.sokoban:Sokoban",
     "FrozenLake-v0": "ragen_envs.frozen_lake:FrozenLake",
+    "Countdown-v0": "ragen_envs.countdown:Countdown",
     "MetaMathQA-v0": "ragen_envs.metamathqa:MetaMathQA",
+    "Bandit-v0": "ragen_envs.bandit:Bandit",
 }
 
 

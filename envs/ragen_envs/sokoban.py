@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from .boards import Cell, ObservationFormat, board_legend, board_text, compact_text, coordinate_text, parse_move
-from .core import Limits, Split, TextEnv, check_choice, check_int, settings_text, step_info
-from .sokoban_levels import MOVES, Layout, Level, draw_level, push, search, shortest_plan
+import numpy as np
+
+from .boards import ObservationFormat, board_legend, board_text, checked_symbols, parse_move, symbol_legend
+from .core import Limits, Split, TextEnv, check_choice, check_int, problem_split, settings_text, step_info
+from .pictures import RENDER_MODES, Picture, checked_render_mode, paint, picture_legend, warn_without_render_mode
+from .rows import DatasetError
+from .sokoban_deadlocks import DeadlockDetector
+from .sokoban_files import MAX_POSITIONS_PER_LEVEL, load_levels, parse_level, solve_text
+from .sokoban_generation import Generation, Layout, draw_level, draw_played_back, pick_start
+from .sokoban_levels import MOVES, Level, push
+from .sokoban_search import search
+from .sokoban_views import LETTERS, MEANINGS, SYMBOLS, TILES, BoardView, grid_text
 
 
 STEP_REWARD = -0.1
@@ -18,9 +27,6 @@ SOLVED_REWARD = 10.0
 # Positions that the searches for one level may visit together: some seconds. Counted rather than timed, so that a seed
 # gives the same level on every machine. The shipped settings need a few hundred.
 _MAX_POSITIONS_PER_RESET = 2_000_000
-
-_SYMBOLS = "# wall, _ floor, O target, X box, √ box on a target, P you, S you on a target"
-_LETTERS = "P you, B box, G target"
 
 
 class Sokoban(TextEnv):
@@ -32,16 +38,19 @@ class Sokoban(TextEnv):
 
     **Observation.** The board as rows of symbols (`"grid"`), as lists of coordinates (`"coord"`), as both
     (`"grid_coord"`) or as one word for each object (`"compact"`). Coordinates are (row, column), from zero, on the
-    whole board with its border. Inner walls are named in `"coord"` and `"compact"` only for the carved layout; the
-    open layout has none.
+    whole board with its border. Inner walls are named in `"coord"` and `"compact"`, except for the open layout, which
+    has none. With `render_mode="rgb_array"`, `render()` gives the board as a picture, and the instruction says what is
+    what in it.
 
-    **Start.** A level drawn from the seed and solved exactly; its shortest solution has 1 to `max_solution_length`
-    moves. No box starts on a target.
+    **Start.** A level drawn from the seed, or of `dataset`, and solved exactly; its shortest solution has
+    `min_solution_length` to `max_solution_length` moves. No box of a drawn level starts on a target.
 
     **Rewards.** -0.1 a valid action, +1 for a box moved onto a target, -1 for one moved off, +10 when all are on
     targets.
 
-    **End.** When all boxes are on targets, which is success.
+    **End.** When all boxes are on targets, which is success. A lost position does not end the episode, but
+    `info["deadlock"]` of `step` is true where one is recognised ([`DeadlockDetector`]); it is never true of a position
+    that can be solved.
 
     Args:
         size (`tuple[int, int]`, *optional*, defaults to `(6, 6)`):
@@ -50,19 +59,36 @@ class Sokoban(TextEnv):
             Boxes and targets.
         layout (`str`, *optional*, defaults to `"carved"`):
             `"carved"` draws inner walls by a random walk, `"open"` leaves the whole interior free.
-        observation_format (`str`, *optional*, defaults to `"grid_coord"`):
-            `"grid"`, `"coord"`, `"grid_coord"` or `"compact"`.
+        generation (`str`, *optional*, defaults to `"placed"`):
+            `"placed"` puts boxes and player anywhere and keeps levels of the lengths asked for, most of which are
+            short. `"reverse"` plays the solved board backwards and makes all lengths that a board offers equally
+            likely: for long solutions, and for large boards, where hardly any level drawn the other way is solvable.
+        min_solution_length (`int`, *optional*, defaults to `1`):
+            Shortest shortest solution of a level.
         max_solution_length (`int`, *optional*, defaults to `10`):
             Longest shortest solution of a level. Beyond 10 the limits on actions and turns grow with it.
+        dataset (`str`, *optional*):
+            Levels to use instead of drawn ones: a text file in XSB notation, or a folder of such; see [`load_levels`].
+            Seed `n` starts level `n` of the split, counted round and round in the order of the files; levels out of
+            the lengths asked for are passed over for the next. With it, what shapes drawn levels stays at its default.
+        observation_format (`str`, *optional*, defaults to `"grid_coord"`):
+            `"grid"`, `"coord"`, `"grid_coord"` or `"compact"`.
+        symbols (`Mapping[str, str]`, *optional*):
+            Characters for the grid, for some or all of `wall`, `floor`, `target`, `box`, `box_on_target`, `player` and
+            `player_on_target`. The others keep theirs.
+        render_mode (`str`, *optional*):
+            `"rgb_array"` to have `render()` draw pictures, of 32 x 32 pixels a cell.
         split (`str`, *optional*, defaults to `"train"`):
             `"train"` or `"validation"`; the levels of the two are disjoint.
 
     Raises:
-        `ValueError`: A setting is not possible. `reset` raises it where no level can be found in a bounded search.
+        `ValueError`: A setting is not possible, or the levels cannot be read. `reset` raises it where no level can be
+            found in a bounded search.
     """
 
     limits = Limits(max_turns=5, max_actions_per_turn=2, max_actions=10, max_tokens_per_turn=400, max_words=120)
     sample_actions = tuple(MOVES)
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}
 
     def __init__(
         self,
@@ -70,26 +96,34 @@ class Sokoban(TextEnv):
         size: tuple[int, int] = (6, 6),
         num_boxes: int = 1,
         layout: Layout = "carved",
-        observation_format: ObservationFormat = "grid_coord",
+        generation: Generation = "placed",
+        min_solution_length: int = 1,
         max_solution_length: int = 10,
+        dataset: str | None = None,
+        observation_format: ObservationFormat = "grid_coord",
+        symbols: Mapping[str, str] | None = None,
+        render_mode: str | None = None,
         split: Split = "train",
     ) -> None:
         super().__init__(split=split)
         check_choice("layout", layout, get_args(Layout))
+        check_choice("generation", generation, get_args(Generation))
         check_choice("observation_format", observation_format, get_args(ObservationFormat))
-        check_int("max_solution_length", max_solution_length, 1, 50)
+        check_int("max_solution_length", max_solution_length, 1, 500)
+        check_int("min_solution_length", min_solution_length, 1, max_solution_length)
         self.size = _checked_size(size, num_boxes)
         self.num_boxes = num_boxes
         self.layout: Layout = layout
+        self.generation: Generation = generation
+        self.min_solution_length, self.max_solution_length = min_solution_length, max_solution_length
+        self.dataset = dataset
         self.observation_format: ObservationFormat = observation_format
-        self.max_solution_length = max_solution_length
+        self._symbols = checked_symbols(symbols, SYMBOLS)
+        self.render_mode = checked_render_mode(render_mode)
         self.limits = _fitting_limits(type(self).limits, max_solution_length)
-        letters = _LETTERS + (", W inner wall" if layout == "carved" else "")
-        self.instruction = (
-            "You are solving a Sokoban puzzle: push every box onto a target. You push a box by moving into it. A box "
-            "cannot be pulled, and cannot be pushed into a wall or another box. "
-            f"{board_legend(observation_format, self.size, _SYMBOLS, letters)} Actions: {', '.join(MOVES)}."
-        )
+        self.levels: tuple[str, ...] = () if dataset is None else self._load()
+        self._lists_walls = dataset is not None or layout == "carved"
+        self.instruction = self._instruction()
         self._level: Level | None = None
         self._plan: list[str] | None = None
         self._visited = 0
@@ -98,114 +132,141 @@ class Sokoban(TextEnv):
         """Draw a level; see [`TextEnv`]."""
         super().reset(seed=seed, options=options)
         self._visited = 0
-        self._level = self.draw_problem(
-            lambda rng: draw_level(rng, self.size, self.num_boxes, self.layout), grid_text, self._solvable
-        )
-        return self._observation(self._level), {}
+        if self.dataset is not None:
+            level = self._loaded_level(int(self.np_random.integers(2**32)) if seed is None else seed)
+        elif self.generation == "reverse":
+            level, self._plan = self.draw_problem(
+                self._draw_backwards, lambda found: grid_text(found[0]), lambda found: True
+            )
+        else:
+            level = self.draw_problem(
+                lambda rng: draw_level(rng, self.size, self.num_boxes, self.layout), grid_text, self._fits
+            )
+        self._begin(level)
+        return self._observation(level), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Carry out one move; see [`TextEnv`]."""
         before = self._current()
         move = parse_move(action, MOVES)
         if move is None or before.solved:
-            info = step_info(success=before.solved, valid=False, effective=False)
+            info = self._info(before, valid=False, effective=False)
             return self._observation(before), 0.0, before.solved, False, info
         down, right = MOVES[move]
         player, boxes = push(before.walls, before.boxes, before.player, down * before.cols + right)
-        after = replace(before, player=player, boxes=boxes)
+        after = Level(before.rows, before.cols, before.walls, before.targets, boxes, player)
         self._level = after
         self._plan = self._plan[1:] if self._plan and self._plan[0] == move else None
-        info = step_info(success=after.solved, valid=True, effective=player != before.player)
+        if boxes is not before.boxes:
+            self._deadlock = self._detector.lost(boxes)
+        info = self._info(after, valid=True, effective=player != before.player)
         return self._observation(after), _reward(before, after), after.solved, False, info
+
+    def render(self) -> Picture | None:
+        """
+        Board as a picture.
+
+        Returns:
+            `np.ndarray` or `None`: Array of `uint8` and the shape `(32 * rows, 32 * columns, 3)`; `None`, with a
+            warning, without a `render_mode`.
+        """
+        level = self._current()
+        if self.render_mode is None:
+            warn_without_render_mode(self)
+            return None
+        return paint(self._view.kinds(level), TILES)
 
     def oracle_action(self) -> str | None:
         """Next move of a shortest solution; `None` when the level is solved or lost."""
         level = self._current()
         if self._plan is None:
-            self._plan = shortest_plan(level)
+            self._plan = search(level, max_positions=MAX_POSITIONS_PER_LEVEL)[0]
         return self._plan[0] if self._plan else None
+
+    def _load(self) -> tuple[str, ...]:
+        shaping = {"size": (6, 6), "num_boxes": 1, "layout": "carved", "generation": "placed"}
+        for name, default in shaping.items():
+            if getattr(self, name) != default:
+                raise ValueError(f"{name}={getattr(self, name)!r} does not go with dataset=; leave it out.")
+        levels = load_levels(str(self.dataset))[self.split]
+        if not levels:
+            raise DatasetError(f"dataset={self.dataset!r} has no level in the split {self.split!r}; use more levels.")
+        return levels
+
+    def _instruction(self) -> str:
+        letters = LETTERS + (", W inner wall" if self._lists_walls else "")
+        shape = self.size if self.dataset is None else None
+        legend = board_legend(self.observation_format, shape, symbol_legend(self._symbols, MEANINGS), letters)
+        picture = f" {picture_legend(TILES, MEANINGS)}" if self.render_mode is not None else ""
+        return (
+            "You are solving a Sokoban puzzle: push every box onto a target. You push a box by moving into it. A box "
+            "cannot be pulled, and cannot be pushed into a wall or another box. "
+            f"{legend}{picture} Actions: {', '.join(MOVES)}."
+        )
+
+    def _begin(self, level: Level) -> None:
+        self._level = level
+        self._view = BoardView(level, self._symbols)
+        self._detector = DeadlockDetector(level)
+        self._deadlock = False
 
     def _current(self) -> Level:
         if self._level is None:
             raise self.needs_reset()
         return self._level
 
-    def _solvable(self, level: Level) -> bool:
-        if self._visited > _MAX_POSITIONS_PER_RESET:
-            raise ValueError(
-                f"Sokoban found no level in {_MAX_POSITIONS_PER_RESET} searched positions with {settings_text(self)}; "
-                "use a smaller board or fewer boxes."
-            )
+    def _info(self, level: Level, *, valid: bool, effective: bool) -> dict[str, Any]:
+        return step_info(success=level.solved, valid=valid, effective=effective) | {"deadlock": self._deadlock}
+
+    def _fits(self, level: Level) -> bool:
+        self._check_budget()
         # Kept, so that the oracle need not solve the start a second time.
         self._plan, visited = search(level, self.max_solution_length)
         self._visited += visited
-        return self._plan is not None
+        return self._plan is not None and len(self._plan) >= self.min_solution_length
 
-    def _observation(self, level: Level) -> str:
-        listed_walls = _cells(level, _inner_walls(level)) if self.layout == "carved" else []
-        on_target = level.boxes & level.targets
-        return board_text(
-            self.observation_format,
-            grid=grid_text(level),
-            coordinates=coordinate_text(
-                (level.rows, level.cols),
-                [
-                    ("Targets", _cells(level, level.targets - level.boxes - {level.player})),
-                    ("Boxes", _cells(level, level.boxes - level.targets)),
-                    ("Boxes on target", _cells(level, on_target)),
-                    ("Player", _cells(level, {level.player} - level.targets)),
-                    ("Player on target", _cells(level, {level.player} & level.targets)),
-                    # The grid shows them already.
-                    ("Inner walls", listed_walls if self.observation_format == "coord" else []),
-                ],
-            ),
-            compact=compact_text(
-                [
-                    ("P", _cells(level, {level.player})),
-                    ("B", _cells(level, level.boxes)),
-                    ("G", _cells(level, level.targets)),
-                    ("W", listed_walls),
-                ]
-            ),
+    def _draw_backwards(self, rng: np.random.Generator) -> tuple[Level, list[str]] | None:
+        self._check_budget()
+        found = draw_played_back(rng, self.size, self.num_boxes, self.layout, self.max_solution_length)
+        if found is None:
+            return None
+        self._visited += len(found.leads_to)
+        return pick_start(
+            rng, found, self.min_solution_length, lambda level: problem_split(grid_text(level)) == self.split
         )
 
+    def _loaded_level(self, number: int) -> Level:
+        for shift in range(len(self.levels)):
+            self._check_budget()
+            text = self.levels[(number + shift) % len(self.levels)]
+            plan, visited = solve_text(text, self.max_solution_length)
+            self._visited += visited
+            if plan is not None and len(plan) >= self.min_solution_length:
+                self._plan = list(plan)
+                return parse_level(text)
+        raise ValueError(
+            f"None of the {len(self.levels)} levels of dataset={self.dataset!r}, split={self.split!r}, has a shortest "
+            f"solution of {self.min_solution_length} to {self.max_solution_length} moves; set min_solution_length and "
+            "max_solution_length to what they have."
+        )
 
-def grid_text(level: Level) -> str:
-    """
-    Level as rows of symbols.
+    def _check_budget(self) -> None:
+        if self._visited > _MAX_POSITIONS_PER_RESET:
+            raise ValueError(
+                f"Sokoban found no level in {_MAX_POSITIONS_PER_RESET} searched positions with {settings_text(self)}; "
+                "use a smaller board, fewer boxes or generation='reverse', or levels with shorter solutions."
+            )
 
-    Args:
-        level (`Level`):
-            Position to draw.
-
-    Returns:
-        `str`: One line for each row.
-    """
-    symbols = [_symbol(level, cell) for cell in range(level.rows * level.cols)]
-    return "\n".join("".join(symbols[start : start + level.cols]) for start in range(0, len(symbols), level.cols))
-
-
-def _symbol(level: Level, cell: int) -> str:
-    on_target = cell in level.targets
-    if cell in level.walls:
-        return "#"
-    if cell == level.player:
-        return "S" if on_target else "P"
-    if cell in level.boxes:
-        return "√" if on_target else "X"
-    return "O" if on_target else "_"
-
-
-def _cells(level: Level, cells: Iterable[int]) -> list[Cell]:
-    return [divmod(cell, level.cols) for cell in sorted(cells)]
-
-
-def _inner_walls(level: Level) -> list[int]:
-    def inside(cell: int) -> bool:
-        row, col = divmod(cell, level.cols)
-        return 0 < row < level.rows - 1 and 0 < col < level.cols - 1
-
-    return [cell for cell in level.walls if inside(cell)]
+    def _observation(self, level: Level) -> str:
+        view = self._view
+        # In a grid the walls are seen.
+        in_coordinates = self._lists_walls and self.observation_format == "coord"
+        return board_text(
+            self.observation_format,
+            grid=lambda: view.grid(level),
+            coordinates=lambda: view.coordinates(level, with_walls=in_coordinates),
+            compact=lambda: view.compact(level, with_walls=self._lists_walls),
+        )
 
 
 def _reward(before: Level, after: Level) -> float:

@@ -46,10 +46,11 @@ def cross_log_probs(
     Log-probability of every reasoning when it follows every prompt (`log p(Z | X)` of the paper's section on
     mutual-information proxies).
 
-    Each distinct prompt is encoded once, and all reasonings are scored on top of its key/value cache; identical
-    prompts and identical reasonings are scored once. Models whose cache cannot be lent (linear attention, for
-    example), with long RoPE, or with virtual tokens of PEFT, encode the prompt again for each reasoning, with the same
-    result. Evaluation mode, no gradients; training mode, settings and random generators are left as they were.
+    Each distinct prompt is encoded once, those of one length together, and all reasonings are scored on top of its
+    key/value cache; identical prompts and identical reasonings are scored once. Models whose cache cannot be lent
+    (linear attention, for example), with long RoPE, or with virtual tokens of PEFT, encode the prompt again for each
+    reasoning, with the same result. Evaluation mode, no gradients; training mode, settings and random generators are
+    left as they were.
 
     Args:
         model (`torch.nn.Module`):
@@ -91,9 +92,10 @@ def cross_log_probs(
         return table.new_zeros(len(row_of), len(column_of))
     with _undisturbed(model):
         scorer = _Scorer(model, z, temperature, device)
-        plans = [scorer.plan(len(prompt), max_tokens_per_forward) for prompt in x]
-        for column in range(rank, len(x), world_size):
-            table[:, column] = scorer.score(x[column], plans[column])
+        groups = scorer.together(x, max_tokens_per_forward, world_size)
+        plans = [scorer.plan(len(x[group[0]]), max_tokens_per_forward // len(group)) for group in groups]
+        for i in range(rank, len(groups), world_size):
+            table[:, groups[i]] = scorer.score([x[column] for column in groups[i]], plans[i])
         calls = [sum(map(scorer.calls, plans[other::world_size])) for other in range(world_size)]
         for _ in range(max(calls) - calls[rank]):
             scorer.logits([x[0][:1]], 1)
@@ -126,6 +128,24 @@ class _Scorer:
         if not self.shares:
             logger.info(f"The cache of {type(base).__name__} cannot be lent: a prompt is encoded for each reasoning.")
 
+    def together(self, prompts: list[Tokens], budget: int, world_size: int) -> list[range]:
+        """
+        Consecutive prompts of one length that are encoded in one call: as many as the budget allows with all
+        reasonings on top, and no more than leave the other ranks their share.
+        """
+        groups: list[range] = []
+        longest, start = len(self.reasonings[0]), 0
+        while start < len(prompts):
+            length = len(prompts[start])
+            size = budget // (len(self.reasonings) * (length + longest - 1)) if self.shares else 1
+            size = max(1, min(size, -(-len(prompts) // world_size)))
+            end = start + 1
+            while end < min(start + size, len(prompts)) and len(prompts[end]) == length:
+                end += 1
+            groups.append(range(start, end))
+            start = end
+        return groups
+
     def plan(self, prompt_length: int, budget: int) -> list[slice]:
         """Batches of reasonings that fit the budget under a prompt, cached or not."""
         # The first token's probability comes with the encoded prompt, and the last token is never fed.
@@ -142,23 +162,24 @@ class _Scorer:
         """Forward calls that a plan takes."""
         return len(plan) + self.shares
 
-    def score(self, prompt: Tokens, plan: list[slice]) -> torch.Tensor:
-        """Summed log-probabilities of the reasonings under a prompt, float64 on the CPU."""
-        totals = torch.zeros(len(self.reasonings), dtype=torch.float64)
+    def score(self, prompts: list[Tokens], plan: list[slice]) -> torch.Tensor:
+        """Summed log-probabilities of the reasonings under prompts of one length, (NK, P) float64 on the CPU."""
+        totals = torch.zeros(len(self.reasonings), len(prompts), dtype=torch.float64)
         cache = None
         if self.shares:
             cache = DynamicCache(config=self.language_model.config)
-            log_probs = _precise(self.logits([prompt], 1, cache)[0, 0], self.temperature).log_softmax(-1)
-            totals += log_probs.cpu()[[reasoning[0] for reasoning in self.reasonings]].double()
+            log_probs = _precise(self.logits(prompts, 1, cache)[:, 0], self.temperature).log_softmax(-1)
+            totals += log_probs.cpu()[:, [reasoning[0] for reasoning in self.reasonings]].double().T
             cache.layers = [_lend(layer) for layer in cache.layers]
         for batch in plan:
             rows = self.reasonings[batch]
             if cache is not None:
                 inputs, targets = [row[:-1] for row in rows], [row[1:] for row in rows]
             else:
-                inputs, targets = [prompt + row[:-1] for row in rows], rows
-            logits = self.logits(inputs, len(targets[0]), cache)
-            totals[batch] += _summed_log_probs(logits, targets, self.temperature)
+                inputs, targets = [prompts[0] + row[:-1] for row in rows], rows
+            logits = self.logits(inputs * len(prompts), len(targets[0]), cache)
+            summed = _summed_log_probs(logits, targets * len(prompts), self.temperature)
+            totals[batch] += summed.view(len(prompts), -1).T
         return totals
 
     def logits(self, rows: list[Tokens], keep: int, cache: Any = None) -> torch.Tensor:
@@ -196,13 +217,18 @@ def _lend(layer: Any) -> Any:
 
     def update(keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         borrowed = copy.copy(layer)
-        borrowed.keys = layer.keys.expand(len(keys), *layer.keys.shape[1:])
-        borrowed.values = layer.values.expand(len(values), *layer.values.shape[1:])
+        borrowed.keys, borrowed.values = (_for_rows(part, len(keys)) for part in (layer.keys, layer.values))
         return borrowed.update(keys, values, *args, **kwargs)
 
     lent = copy.copy(layer)
     lent.update = update
     return lent
+
+
+def _for_rows(part: torch.Tensor, rows: int) -> torch.Tensor:
+    """Keys or values of each prompt, for as many rows as there are continuations of it."""
+    each = rows // len(part)
+    return part.unsqueeze(1).expand(-1, each, *part.shape[1:]).flatten(0, 1)
 
 
 def _summed_log_probs(logits: torch.Tensor, targets: list[Tokens], temperature: float) -> torch.Tensor:

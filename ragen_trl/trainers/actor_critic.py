@@ -174,12 +174,18 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
         critic = {id(parameter): parameter for parameter in self.critic.parameters() if parameter.requires_grad}
-        groups = getattr(optimizer, "param_groups", [])
+        rate, groups = self.args.critic_learning_rate, getattr(optimizer, "param_groups", None)
+        if groups is None:  # stands for one that DeepSpeed makes
+            if rate is not None:
+                raise ValueError(
+                    f"`critic_learning_rate={rate}` needs an optimizer of Trainer's. Leave the section `optimizer` "
+                    "out of the DeepSpeed configuration, or the setting."
+                )
+            return optimizer
         known = {id(parameter) for group in groups for parameter in group["params"]}
-        if groups and not known & critic.keys():  # an optimizer of the user's, who had no critic to put in
+        if critic and not known & critic.keys():  # an optimizer of the user's, who had no critic to put in
             optimizer.add_param_group({"params": list(critic.values())})
-        rate = self.args.critic_learning_rate
-        for group in list(optimizer.param_groups) if rate is not None else []:
+        for group in list(groups) if rate is not None else []:
             values = [parameter for parameter in group["params"] if id(parameter) in critic]
             if values:
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in critic]

@@ -50,6 +50,8 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
     `per_device_train_batch_size`) is what one such step takes. Who sets `steps_per_generation` gives both as they are.
 
     Parameters:
+        disable_dropout (`bool`, *optional*, defaults to `True`):
+            Whether policy, critic, reference and reward model go without dropout, as in TRL.
         num_generations (`int`, *optional*, defaults to `1`):
             Rollouts of each prompt in a batch: a group. The filter and Retrieval-Accuracy need more than one.
         max_completion_length (`int`, *optional*):
@@ -82,8 +84,9 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
         ValueError: If a setting is out of range, unknown, or has no meaning for PPO.
     """
 
-    # As in GRPOConfig: reward functions get all columns.
+    # As in GRPOConfig, where reward functions get all columns.
     remove_unused_columns: bool | None = setting(False, "Whether columns that the trainer does not read are dropped.")
+    disable_dropout: bool = setting(True, "Whether policy, critic, reference and reward model go without dropout.")
     num_generations: int | None = setting(1, "Rollouts of each prompt in a batch.")
     max_completion_length: int | None = setting(None, "Tokens after the prompt. Defaults to `response_length`.")
     kl_penalty: Literal["reward", "loss"] = setting("reward", "Where the KL penalty goes: 'reward' or 'loss'.")

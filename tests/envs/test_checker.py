@@ -99,6 +99,61 @@ def test_broken_environment_is_refused(env, found):
     assert "required: " in str(error.value) and "to mend it, " in str(error.value)
 
 
+def test_sound_environment_passes_the_thorough_check():
+    check_env(Guess(), thorough=True)
+    # What is luck is not held against the oracle, however closely one looks.
+    check_env(make_env("FrozenLake-v0", success_rate=0.8), thorough=True)
+
+
+def fixed_reset(self, *, seed=None, options=None):
+    return Guess.reset(self, seed=0, options=options)
+
+
+def small_seeds_only(self, *, seed=None, options=None):
+    return (
+        Guess.reset(self, seed=None if seed is None else seed & 0xFF, options=options) if seed != 2**63 - 1 else 1 / 0
+    )
+
+
+def random_step(self, action):
+    _, *rest = Guess.step(self, action)
+    return f"{random.random()}" if rest[-1]["action_is_valid"] else f"Name {self.number}", *rest
+
+
+def closes_once(self):
+    self.closings = getattr(self, "closings", 0) + 1
+    return 1 / (2 - self.closings)
+
+
+def oracle_of_most(self):
+    return str(self.number) if self.number < 960 else "1000"
+
+
+@pytest.mark.parametrize(
+    ("members", "found"),
+    [
+        ({"observation_space": None}, "observation_space=None"),
+        ({"observation_space": gymnasium.spaces.Discrete(3)}, "observation 'Name .*member of observation_space"),
+        ({"action_space": gymnasium.spaces.Discrete(3)}, "every text in action_space"),
+        ({"reset": fixed_reset}, "five resets without a seed"),
+        ({"reset": small_seeds_only}, "seed=9223372036854775807.*raised ZeroDivisionError"),
+        ({"connection": property(lambda self: None), "__reduce__": lambda self: 1 / 0}, "pickling it raised"),
+        ({"step": random_step, "sample_actions": tuple("123")}, "of a pickled copy"),
+        ({"oracle_action": oracle_of_most}, r"does not solve \d+ of 500 seeds"),
+        ({"close": closes_once}, "closing it a second time raised ZeroDivisionError"),
+    ],
+)
+def test_thorough_check_finds_what_the_quick_one_does_not(members, found, monkeypatch):
+    spaces = {name: members[name] for name in ("observation_space", "action_space") if name in members}
+    Broken = type("Broken", (Guess,), {"__doc__": "A broken game.", "__module__": __name__, **members})
+    monkeypatch.setitem(globals(), "Broken", Broken)  # a class must be found by its name to be pickled
+    Broken.__init__ = lambda self: (Guess.__init__(self), self.__dict__.update(spaces))[0]
+    check_env(Broken())
+    with pytest.raises(ContractError, match=found) as error:
+        check_env(Broken(), thorough=True)
+    assert "required: " in str(error.value) and "to mend it, " in str(error.value)
+
+
 @pytest.mark.parametrize("thing", [None, "ragen_envs/Sokoban-v0", Guess, object()])
 def test_other_things_are_refused(thing):
     with pytest.raises(ContractError, match="gymnasium.Env"):

@@ -7,7 +7,7 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from ragen_envs import check_env, make_env
-from ragen_envs.frozen_lake import MOVES, cells_of, shortest_path
+from ragen_envs.frozen_lake import MOVES, SUCCESS_RATES, cells_of, safest_move, shortest_path
 
 
 MAP = ("SFF", "FHF", "FFG")
@@ -18,6 +18,7 @@ def on_map(rows=MAP, *, noise_seed=0, **kwargs):
     env = make_env("FrozenLake-v0", size=len(rows), **kwargs)
     env.reset(seed=0)
     env._map = rows
+    env._places = {letter: cells_of(rows, letter) for letter in "SGH"}
     env._lake = FrozenLakeEnv(desc=list(rows), success_rate=env.success_rate)
     env._lake.np_random = np.random.default_rng(noise_seed)
     env._lake.reset()
@@ -119,6 +120,38 @@ def test_noise_seed_separates_luck_from_the_start():
     assert walk(env) == walk(make_env("FrozenLake-v0", size=8, frozen_probability=1.0, success_rate=0.5))
 
 
+def test_rollouts_of_a_group_share_their_luck_on_request():
+    settings = {"size": 8, "frozen_probability": 1.0, "success_rate": 0.5}
+    env = make_env("FrozenLake-v0", **settings, shared_noise=True)
+    assert len({walk(env, noise_seed) for noise_seed in (None, 0, 3, (11, 1, 4))}) == 1
+    # That luck follows from the seed, as it does where no noise seed is given.
+    assert walk(env, 3) == walk(make_env("FrozenLake-v0", **settings))
+    assert walk(env, 3, seed=12) != walk(env, 3, seed=11)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "sentence"),
+    [
+        ("deterministic", 1.0, "Every move is carried out"),
+        ("slip_0", 1.0, "Every move is carried out"),
+        ("paper", 0.98, "with probability 0.02 "),
+        ("slip_2", 0.98, "with probability 0.02 "),
+        ("slip_5", 0.95, "with probability 0.05 "),
+        ("slip_10", 0.9, "with probability 0.1 "),
+        ("slippery", 0.8, "with probability 0.2 "),
+        ("slip_20", 0.8, "with probability 0.2 "),
+        ("slip_50", 0.5, "with probability 0.5 "),
+        ("slip_100", 0.0, "with probability 1 "),
+    ],
+)
+def test_settings_of_the_paper_have_names(name, rate, sentence):
+    env = make_env("FrozenLake-v0", success_rate=name)
+    assert env.success_rate == pytest.approx(rate) and name in SUCCESS_RATES
+    assert sentence in env.instruction
+    env = on_map(success_rate=name)
+    assert env._lake.P[0][0][1][0] == pytest.approx(rate)
+
+
 def test_noise_seed_changes_nothing_without_slips():
     env = make_env("FrozenLake-v0")
     assert len({walk(env, noise_seed) for noise_seed in range(8)}) == 1
@@ -183,6 +216,50 @@ def test_oracle_replans_after_slips():
         assert env._tile(env._player()) == "G"
 
 
+def test_oracle_weighs_the_slips():
+    # The only way is down, between two holes. A move that never succeeds goes to its sides: Left and Right lead there.
+    rows = ("SFFF", "HHFH", "FGFF", "FFFF")
+    moves = {rate: safest_move(rows, (0, 2), rate, 10, ["Down", "Down", "Left"]) for rate in (1.0, 0.0)}
+    assert moves[1.0] == "Down" and moves[0.0] in ("Left", "Right")
+
+
+def test_oracle_is_as_good_as_can_be_on_slippery_ice():
+    env = on_map(("SG", "HH"), success_rate=0.8)
+    # Right: 0.8 goal, 0.1 hole below, 0.1 stays. Up: 0.8 stays, 0.1 goal, 0.1 stays: slow, but never into the hole.
+    assert env.oracle_action() == "Up"
+    assert safest_move(("SG", "HH"), (0, 0), 0.8, 1, ["Right"]) == "Right"
+
+
+def solved_share(player, success_rate):
+    env = make_env("FrozenLake-v0", success_rate=success_rate)
+    solved = 0
+    for seed in range(300):
+        env.reset(seed=seed, options={"noise_seed": seed})
+        for _ in range(env.limits.max_actions):
+            action = player(env)
+            if action is None:
+                break
+            env.step(action)
+        solved += env._tile(env._player()) == "G"
+    return solved / 300
+
+
+def test_oracle_beats_the_shortest_path_where_it_slips():
+    def follow(env):
+        path = shortest_path(env._map, env._player())
+        return path[0] if path and env._tile(env._player()) not in "GH" else None
+
+    assert solved_share(lambda env: env.oracle_action(), 0.5) > solved_share(follow, 0.5) + 0.05
+    assert solved_share(lambda env: env.oracle_action(), 0.98) > 0.98
+
+
+def test_symbols_can_be_chosen():
+    env = on_map(observation_format="grid", symbols={"ice": ".", "player": "@", "player_in_hole": "!"})
+    assert env.step("Right")[0] == ".@.\n.O.\n..G"
+    assert env.step("Down")[0] == "...\n.!.\n..G"
+    assert "@ you, . ice, O hole, G goal, ! you in a hole, √ you on the goal." in env.instruction
+
+
 def test_moves_follow_gymnasium_action_numbers():
     assert list(MOVES) == ["Left", "Down", "Right", "Up"]
 
@@ -193,8 +270,12 @@ def test_moves_follow_gymnasium_action_numbers():
         ({"size": 1}, "size=1.*from 2 to 16"),
         ({"size": (10, 12)}, r"size=\(10, 12\)"),
         ({"frozen_probability": 0}, "frozen_probability=0.*above 0"),
-        ({"success_rate": 1.2}, "success_rate=1.2.*at most 1"),
-        ({"success_rate": "high"}, "success_rate='high'"),
+        ({"success_rate": 1.2}, "success_rate=1.2.*from 0 to 1"),
+        ({"success_rate": True}, "success_rate=True"),
+        ({"success_rate": "high"}, "success_rate='high'.*'deterministic', 'paper', 'slippery', 'slip_0'"),
+        ({"shared_noise": "yes"}, "shared_noise='yes'"),
+        ({"symbols": {"ice": "O"}}, "uses a character twice"),
+        ({"symbols": {"floor": "."}}, "some of the names player, ice, hole"),
         ({"observation_format": "ansi"}, "observation_format='ansi'"),
     ],
 )

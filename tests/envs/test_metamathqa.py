@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ragen_envs import check_env, make_env, problem_split
-from ragen_envs.metamathqa import WRONG, gold_answer, load_questions
+from ragen_envs import check_env, make_env, problem_split, symbolic
+from ragen_envs.metamathqa import WRONG, WRONG_AT_LAST, gold_answer, load_questions
 from ragen_envs.rows import DatasetError
 from ragen_envs.word_problems import find_word_problem, word_problems
 
@@ -52,6 +52,44 @@ def test_reward_halves_with_each_wrong_answer(wrong_answers):
     _, reward, terminated, _, info = env.step(right)
     assert reward == {0: 1.0, 1: 0.5, 2: 0.25, 4: 0.0625}[wrong_answers]
     assert terminated and info["success"]
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 5, 8])
+def test_last_attempt_ends_the_episode(max_attempts):
+    env = make_env("MetaMathQA-v0", max_attempts=max_attempts)
+    check_env(env)
+    assert (env.limits.max_turns, env.limits.max_actions, env.limits.max_actions_per_turn) == (max_attempts,) * 2 + (
+        1,
+    )
+    env.reset(seed=5)
+    right = env.oracle_action()
+    results = [env.step("1000") for _ in range(max_attempts)]
+    assert [result[0] for result in results] == [WRONG] * (max_attempts - 1) + [WRONG_AT_LAST]
+    assert [result[2] for result in results] == [False] * (max_attempts - 1) + [True]
+    assert not any(result[1] or result[3] or result[4]["success"] for result in results)
+    # Too late.
+    info = {"success": False, "action_is_valid": False, "action_is_effective": False}
+    assert env.step(right) == (WRONG_AT_LAST, 0.0, True, False, info)
+    assert env.oracle_action() is None
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_attempts": 0}, "max_attempts=0.*from 1 to 100"),
+        ({"max_attempts": 1.5}, "max_attempts=1.5"),
+        ({"comparison": "llm"}, "comparison='llm'.*'exact', 'math_verify'"),
+    ],
+)
+def test_impossible_settings_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        make_env("MetaMathQA-v0", **kwargs)
+
+
+def test_missing_math_verify_is_named(monkeypatch):
+    monkeypatch.setattr(symbolic, "available", lambda: False)
+    with pytest.raises(ValueError, match=r"ragen-trl\[math\]"):
+        make_env("MetaMathQA-v0", comparison="math_verify")
 
 
 def test_attempts_start_anew_with_each_problem():

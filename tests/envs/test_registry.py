@@ -103,7 +103,8 @@ def test_unknown_argument_names_the_nearest_and_all_that_are_allowed(name, hint)
         make_env("Sokoban-v0", **{name: 3})
     assert str(error.value) == (
         f"ragen_envs/Sokoban-v0 takes no argument {name!r}.{hint} "
-        "Allowed: size, num_boxes, layout, observation_format, max_solution_length, split."
+        "Allowed: size, num_boxes, layout, generation, min_solution_length, max_solution_length, dataset, "
+        "observation_format, symbols, render_mode, split."
     )
 
 

@@ -1,36 +1,17 @@
 """Sokoban: rewards worked out by hand, observation formats, levels and their solutions."""
 
+import hashlib
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from sokoban_kit import on_level, parse
 
 from ragen_envs import check_env, make_env, sokoban
-from ragen_envs.sokoban import grid_text
-from ragen_envs.sokoban_levels import Level, push, shortest_plan
-
-
-def parse(*rows):
-    """Level drawn with the symbols of the grid."""
-    cells = "".join(rows)
-    where = {symbol: {cell for cell, found in enumerate(cells) if found == symbol} for symbol in "#OX√PS"}
-    (player,) = where["P"] | where["S"]
-    return Level(
-        len(rows),
-        len(rows[0]),
-        frozenset(where["#"]),
-        frozenset(where["O"] | where["√"] | where["S"]),
-        frozenset(where["X"] | where["√"]),
-        player,
-    )
-
-
-def on_level(*rows, **kwargs):
-    """Environment that stands at the given position."""
-    env = make_env("Sokoban-v0", **kwargs)
-    env.reset(seed=0)
-    env._level, env._plan = parse(*rows), None
-    return env
+from ragen_envs.sokoban_levels import push
+from ragen_envs.sokoban_search import shortest_plan
+from ragen_envs.sokoban_views import MEANINGS, grid_text
 
 
 def rewards(env, *actions):
@@ -46,7 +27,7 @@ def test_winning_push_pays_step_box_and_solution():
     observation, reward, terminated, truncated, info = env.step("Right")
     assert reward == pytest.approx(10.9)
     assert (terminated, truncated) == (True, False)
-    assert info == {"success": True, "action_is_valid": True, "action_is_effective": True}
+    assert info == {"success": True, "action_is_valid": True, "action_is_effective": True, "deadlock": False}
     assert "#_P√_#" in observation
 
 
@@ -54,7 +35,7 @@ def test_blocked_moves_cost_a_step():
     env = on_level(*ROOM)
     observation, reward, terminated, _, info = env.step("Left")
     assert reward == pytest.approx(-0.1) and not terminated
-    assert info == {"success": False, "action_is_valid": True, "action_is_effective": False}
+    assert info == {"success": False, "action_is_valid": True, "action_is_effective": False, "deadlock": False}
     assert grid_text(env._level) == "\n".join(ROOM)
     # A box before a wall, and a box before another box, do not move either.
     env = on_level("######", "#PX###", "######", "######", "######", "######")
@@ -135,6 +116,37 @@ def test_instruction_explains_the_format_in_use(observation_format, shown, hidde
     assert "W inner" not in make_env("Sokoban-v0", observation_format="compact", layout="open").instruction
 
 
+def test_symbols_can_be_chosen_and_are_the_ones_explained():
+    # Those of the reference's second vocabulary.
+    letters = dict(zip(MEANINGS, "W.GBCA@", strict=True))
+    env = on_level("######", "#P_√_#", "#_XO_#", "######", observation_format="grid", symbols=letters)
+    assert env.step("")[0] == "WWWWWW\nWA.C.W\nW.BG.W\nWWWWWW"
+    assert "W wall, . floor, G target, B box, C box on a target, A you, @ you on a target." in env.instruction
+    assert on_level("#####", "#S_X#", "#####", observation_format="grid", symbols=letters).step("")[0][7:10] == "@.B"
+    # Some may be left as they are; the problems stay the same.
+    some = make_env("Sokoban-v0", observation_format="grid", symbols={"floor": "."})
+    plain = make_env("Sokoban-v0", observation_format="grid")
+    assert some.reset(seed=4)[0] == plain.reset(seed=4)[0].replace("_", ".")
+    assert "# wall, . floor, O target" in some.instruction
+
+
+@pytest.mark.parametrize(
+    ("symbols", "message"),
+    [
+        ({"lava": "L"}, "some of the names wall, floor, target, box, box_on_target"),
+        ("WFGB", "give a mapping"),
+        ({"wall": "##"}, "'wall'.*one visible character"),
+        ({"wall": " "}, "one visible character"),
+        ({"wall": "\u200b"}, "one visible character"),
+        ({"wall": 1}, "one visible character"),
+        ({"wall": "X"}, "uses a character twice"),
+    ],
+)
+def test_symbols_that_cannot_be_told_apart_are_refused(symbols, message):
+    with pytest.raises(ValueError, match=message):
+        make_env("Sokoban-v0", symbols=symbols)
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [
@@ -143,6 +155,17 @@ def test_instruction_explains_the_format_in_use(observation_format, shown, hidde
         {"size": [8, 8], "num_boxes": 2},
         {"size": (7, 5), "observation_format": "coord"},
         {"max_solution_length": 14},
+        {"min_solution_length": 6, "max_solution_length": 8},
+        {"generation": "reverse"},
+        {
+            "generation": "reverse",
+            "size": (8, 8),
+            "num_boxes": 3,
+            "min_solution_length": 12,
+            "max_solution_length": 15,
+        },
+        {"generation": "reverse", "size": (12, 12), "num_boxes": 4},
+        {"generation": "reverse", "layout": "open", "size": (5, 7), "split": "validation"},
     ],
 )
 def test_variants_keep_the_contract_and_their_promises(kwargs):
@@ -154,7 +177,8 @@ def test_variants_keep_the_contract_and_their_promises(kwargs):
         assert (level.rows, level.cols) == tuple(kwargs.get("size", (6, 6)))
         assert len(level.boxes) == len(level.targets) == kwargs.get("num_boxes", 1)
         assert not level.boxes & level.targets
-        assert 1 <= len(shortest_plan(level)) <= kwargs.get("max_solution_length", 10)
+        least, most = kwargs.get("min_solution_length", 1), kwargs.get("max_solution_length", 10)
+        assert least <= len(shortest_plan(level)) == len(env._plan) <= most
         inner = {row * level.cols + col for row in range(1, level.rows - 1) for col in range(1, level.cols - 1)}
         assert set(range(level.rows * level.cols)) - inner <= level.walls
         if kwargs.get("layout") == "open":
@@ -219,6 +243,8 @@ def test_default_levels_are_cheap():
         ({"layout": "maze"}, "layout='maze'.*'carved', 'open'"),
         ({"observation_format": "image"}, "observation_format='image'.*'compact'"),
         ({"max_solution_length": 0}, "max_solution_length=0"),
+        ({"min_solution_length": 11}, "min_solution_length=11.*from 1 to 10"),
+        ({"generation": "hard"}, "generation='hard'.*'placed', 'reverse'"),
     ],
 )
 def test_impossible_settings_are_refused(kwargs, message):
@@ -228,7 +254,9 @@ def test_impossible_settings_are_refused(kwargs, message):
 
 def test_settings_without_a_level_end_with_an_error():
     env = make_env("Sokoban-v0", size=(12, 12), num_boxes=4, layout="open", max_solution_length=1)
-    with pytest.raises(ValueError, match="size=.*num_boxes=4, .*max_solution_length=1, split='train'; use another"):
+    with pytest.raises(
+        ValueError, match="size=.*num_boxes=4, .*max_solution_length=1, .*split='train'.*; use another"
+    ):
         env.reset(seed=0)
 
 
@@ -237,7 +265,7 @@ def test_search_for_a_level_is_bounded_as_a_whole(monkeypatch):
     monkeypatch.setattr(sokoban, "_MAX_POSITIONS_PER_RESET", 50_000)
     env = make_env("Sokoban-v0", size=(12, 12), num_boxes=4, layout="open", max_solution_length=50)
     settings = r"size=\(12, 12\), num_boxes=4, layout='open', .*max_solution_length=50"
-    with pytest.raises(ValueError, match=f"{settings}.*; use a smaller board or fewer boxes"):
+    with pytest.raises(ValueError, match=f"{settings}.*; use a smaller board, fewer boxes or generation='reverse'"):
         env.reset(seed=0)
 
 
@@ -246,3 +274,39 @@ def test_each_reset_has_the_whole_search_to_itself(monkeypatch):
     env = make_env("Sokoban-v0")
     for seed in range(200):
         env.reset(seed=seed)
+
+
+def test_playing_backwards_gives_long_solutions_in_equal_shares():
+    env = make_env("Sokoban-v0", generation="reverse")
+    lengths = Counter()
+    for seed in range(300):
+        env.reset(seed=seed)
+        lengths[len(env._plan)] += 1
+    assert set(lengths) == set(range(1, 11))
+    again = make_env("Sokoban-v0", generation="reverse")
+    assert [env.reset(seed=seed)[0] for seed in range(20)] == [again.reset(seed=seed)[0] for seed in range(20)]
+
+
+def test_large_boards_are_played_backwards_in_time():
+    # Placed at random, not one of five thousand such levels is solved in ten moves.
+    env = make_env("Sokoban-v0", size=(12, 12), num_boxes=4, generation="reverse")
+    start = time.perf_counter()
+    for seed in range(10):
+        env.reset(seed=seed)
+    assert time.perf_counter() - start < 10
+
+
+def test_levels_of_a_seed_stay_what_they_were():
+    # The shipped agent was trained on these: of each setting the first rows of a hundred levels and their solutions.
+    digests = {}
+    for name, kwargs in {
+        "default": {},
+        "shipped": {"layout": "open", "observation_format": "compact"},
+        "two boxes": {"size": (8, 8), "num_boxes": 2},
+    }.items():
+        env, digest = make_env("Sokoban-v0", **kwargs), hashlib.sha256()
+        for seed in range(100):
+            digest.update(env.reset(seed=seed)[0].encode())
+            digest.update(" ".join(env._plan).encode())
+        digests[name] = digest.hexdigest()[:12]
+    assert digests == {"default": "e514e5a02654", "shipped": "ad722ef98b68", "two boxes": "4bd7c989f5c1"}
