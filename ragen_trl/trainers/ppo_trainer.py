@@ -112,7 +112,7 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
         reward_processing_classes: Any = None,
         quantization_config: Any = None,
     ) -> None:
-        _check_arguments(model, ref_model, train_dataset, reward_model, reward_funcs)
+        _check_arguments(model, ref_model, train_dataset, reward_model, reward_funcs, value_model)
         if data_collator is not None:
             logger.warning("`data_collator` is not used: rows go to the rollout as they are.")
         args, own_weights = _own_config(args, model), len(as_list(reward_funcs))
@@ -159,7 +159,7 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
     # --- Prompts that are token ids, and what follows a stop token ---
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        if isinstance(prompts[0], list) and prompts[0] and isinstance(prompts[0][0], int):
+        if _are_ids(prompts):
             return prompts, None, {}
         return super()._tokenize_prompts(prompts)
 
@@ -179,7 +179,7 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
-        if isinstance(prompts[0], list) and prompts[0] and isinstance(prompts[0][0], int):  # functions expect text
+        if _are_ids(prompts):  # functions expect text
             prompts = self.processing_class.batch_decode(prompts)
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
@@ -309,11 +309,21 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
             print_completions(rows[:_SHOWN])
 
 
-def _check_arguments(model: Any, ref_model: Any, train_dataset: Any, reward_model: Any, reward_funcs: Any) -> None:
+def _are_ids(prompts: list[Any]) -> bool:
+    return isinstance(prompts[0], list) and bool(prompts[0]) and isinstance(prompts[0][0], int)
+
+
+def _check_arguments(
+    model: Any, ref_model: Any, train_dataset: Any, reward_model: Any, reward_funcs: Any, value_model: Any
+) -> None:
     if model is None or train_dataset is None:
         raise ValueError("`model` and `train_dataset` are required.")
     if ref_model is model:
         raise ValueError("`model` and `ref_model` are the same object. Leave `ref_model` out for a copy.")
+    if value_model is not None and value_model is reward_model:
+        raise ValueError(
+            "`value_model` and `reward_model` are the same object, and the first is trained. Load it twice."
+        )
     if reward_model is None and not as_list(reward_funcs) and not uses_envs(train_dataset):
         raise ValueError(
             "Nothing gives rewards. Give rows that name environments (column `env_id`, see `env_dataset`), or "

@@ -382,7 +382,7 @@ def test_settings_out_of_range(settings, message, tmp_path):
 
 def test_what_cannot_be_trained_is_refused(model, tokenizer, tmp_path):
     args, data = config(tmp_path, RagenPPOConfig), token_rows(tokenizer)
-    reward = [lambda prompts, **kwargs: [0.0] * len(prompts)]
+    reward, one = [lambda prompts, **kwargs: [0.0] * len(prompts)], scorer(tokenizer)
     cases = [
         ({"train_dataset": data}, "Nothing gives rewards"),
         ({"train_dataset": data, "reward_funcs": reward, "ref_model": model}, "same object"),
@@ -397,6 +397,7 @@ def test_what_cannot_be_trained_is_refused(model, tokenizer, tmp_path):
         ),
         ({"train_dataset": data, "reward_funcs": reward, "value_model": scorer(tokenizer, labels=2)}, "2 outputs"),
         ({"train_dataset": data, "reward_funcs": reward, "value_model": copy.deepcopy(model)}, "without a head"),
+        ({"train_dataset": data, "reward_model": one, "value_model": one}, "same object.*Load it twice"),
     ]
     for kwargs, message in cases:
         with pytest.raises(ValueError, match=message):
