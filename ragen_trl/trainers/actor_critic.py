@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,16 +49,25 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
             value_model = build_critic(self.model)
         else:
             check_scorer("value_model", value_model, self.model, len(self._tokenizer))
+            _check_apart(value_model, self.model)
+        if self.args.critic_warmup_steps and self.is_deepspeed_enabled and self.args.weight_decay:
+            raise ValueError(
+                f"`critic_warmup_steps={self.args.critic_warmup_steps}` and `weight_decay={self.args.weight_decay}` "
+                "do not go together under DeepSpeed, which would decay the policy meanwhile. Set one of them to 0."
+            )
         self.ref_model = self._reference(ref_model)
         if self.args.disable_dropout:
             disable_dropout_in_model(value_model)
-        count_positions_from_mask(value_model)
+        for model in (self.model, value_model):
+            count_positions_from_mask(model)
         if self.args.gradient_checkpointing and hasattr(value_model, "gradient_checkpointing_enable"):
             value_model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
         self.critic = value_model.to(self.model.device)
         self._policy = self.model
         self.model.add_module(_FOLDER, self.critic)
-        self.model.register_forward_hook(self._add_values, with_kwargs=True)
+        # Weakly, so that a copy of the model is not a copy of the trainer.
+        add_values = weakref.WeakMethod(self._add_values)
+        self.model.register_forward_hook(lambda *call: add_values()(*call), with_kwargs=True)  # type: ignore[misc]
         self._values: list[torch.Tensor] | None = None
         self._logps: torch.Tensor | None = None
         self._saves_critic = False
@@ -72,6 +82,11 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
         self.beta = self.args.kl_coef
         if self.beta == 0 or (ref_model is None and hasattr(self.model, "peft_config")):
             return None
+        if ref_model is not None and _vocabulary(ref_model) < _vocabulary(self.model):
+            raise ValueError(
+                f"`ref_model` knows {_vocabulary(ref_model)} tokens, the policy {_vocabulary(self.model)}. Both must "
+                "share a tokenizer: give the model that the policy started from, or leave it out."
+            )
         if ref_model is None and is_deepspeed_zero3_enabled():  # there is nothing whole to copy
             ref_model = create_model_from_path(self.model.config._name_or_path, dtype=self.model.dtype)
         elif ref_model is None:
@@ -87,7 +102,7 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
     # --- Values ---
 
     def _add_values(self, module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        if self._values is None:
+        if self._values is None or module is not self._policy:
             return None
         with self.accelerator.autocast():
             values = token_scores(self.critic, kwargs["input_ids"], kwargs["attention_mask"])
@@ -172,6 +187,7 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
     # --- Optimizer ---
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        given = self.optimizer is not None
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
         critic = {id(parameter): parameter for parameter in self.critic.parameters() if parameter.requires_grad}
         rate, groups = self.args.critic_learning_rate, getattr(optimizer, "param_groups", None)
@@ -184,10 +200,16 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
             return optimizer
         known = {id(parameter) for group in groups for parameter in group["params"]}
         if critic and not known & critic.keys():  # an optimizer of the user's, who had no critic to put in
-            optimizer.add_param_group({"params": list(critic.values())})
+            # Into a group that is there: a scheduler of the user's counts them.
+            groups[-1]["params"] += list(critic.values())
+        if rate is not None and given and self.lr_scheduler is not None:
+            raise ValueError(
+                f"`critic_learning_rate={rate}` needs a group of its own, which the scheduler that was given does not "
+                "know. Leave the setting out, or the scheduler."
+            )
         for group in list(groups) if rate is not None else []:
             values = [parameter for parameter in group["params"] if id(parameter) in critic]
-            if values:
+            if values and len(values) < len(group["params"]):
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in critic]
                 optimizer.add_param_group({**group, "params": values, "lr": rate})
         return optimizer
@@ -197,7 +219,7 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
     @contextmanager
     def _critic_apart(self) -> Iterator[None]:
         """The policy as it is without a critic in it."""
-        del self._policy._modules[_FOLDER]
+        self._policy._modules.pop(_FOLDER, None)
         try:
             yield
         finally:
@@ -225,7 +247,13 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
         if self._saves_critic and self.args.should_save:
             values = {n.removeprefix(_PREFIX): value for n, value in whole.items() if n.startswith(_PREFIX)}
             folder = Path(output_dir or self.args.output_dir) / _FOLDER
-            self.critic.save_pretrained(folder, state_dict=values)
+            # By the names in memory, which `save_pretrained` changes for adapters and experts.
+            self.critic.config.save_pretrained(folder)
+            safetensors.torch.save_file(
+                {name: value.detach().cpu().clone() for name, value in values.items()},
+                folder / SAFE_WEIGHTS_NAME,
+                metadata={"format": "pt"},
+            )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled:
@@ -244,15 +272,26 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
         self._load_critic(self.state.best_model_checkpoint)
 
     def _load_critic(self, checkpoint: str) -> None:
-        folder = Path(checkpoint) / _FOLDER
-        files = [folder / SAFE_WEIGHTS_NAME] if (folder / SAFE_WEIGHTS_NAME).exists() else folder.glob("*.safetensors")
-        weights = {name: value for file in files for name, value in safetensors.torch.load_file(file).items()}
-        if not weights:
+        file = Path(checkpoint) / _FOLDER / SAFE_WEIGHTS_NAME
+        if not file.exists():
             raise ValueError(
-                f"There is no critic in {folder}. Go on from a checkpoint of a `RagenPPOTrainer`, or start "
+                f"There is no critic in {file.parent}. Go on from a checkpoint of a `RagenPPOTrainer`, or start "
                 "anew with its policy as `model`."
             )
-        self.critic.load_state_dict(weights, strict=False)
+        self.critic.load_state_dict(safetensors.torch.load_file(file))
+
+
+def _vocabulary(model: Any) -> int:
+    return int(model.get_input_embeddings().num_embeddings)
+
+
+def _check_apart(critic: Any, policy: Any) -> None:
+    shared = {id(p) for p in critic.parameters() if p.requires_grad} & {id(p) for p in policy.parameters()}
+    if shared:
+        raise ValueError(
+            f"`value_model` shares {len(shared)} parameter(s) with the policy. Give a model of its own, or none for a "
+            "copy of the policy's backbone."
+        )
 
 
 class _CriticWarmup(TrainerCallback):

@@ -64,6 +64,7 @@ class AgentMixin(ResumeMixin):
         _total_rewards: Callable[[], torch.Tensor]
 
     _engine: RolloutEngine | None = None
+    _always_guarded = False  # whether a loss that is not finite ends training without episodes too
     _eval_name = ""
 
     def __init__(
@@ -358,7 +359,7 @@ class AgentMixin(ResumeMixin):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
-        if (self._engine is not None or self._filtering) and not torch.isfinite(loss):
+        if (self._engine is not None or self._filtering or self._always_guarded) and not torch.isfinite(loss):
             raise FloatingPointError(
                 f"The loss is {loss.item()}. Training stops before weights are overwritten; go on from the last "
                 "checkpoint. Rewards out of proportion, a learning rate that is too high, and half precision are the "

@@ -49,7 +49,13 @@ def _loaded_critic(policy: Any) -> PreTrainedModel:
     import deepspeed
 
     path = policy.config._name_or_path
-    critic = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=policy.dtype)
+    try:
+        critic = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=policy.dtype)
+    except OSError as error:
+        raise ValueError(
+            f"Under ZeRO-3 the critic is loaded from where the policy was, and {path!r} cannot be. Give "
+            "`value_model`, and with a KL penalty `ref_model`."
+        ) from error
     with deepspeed.zero.GatheredParameters([critic.score.weight], modifier_rank=0):
         torch.nn.init.zeros_(critic.score.weight)
     return critic
@@ -81,7 +87,8 @@ def check_scorer(name: str, model: Any, policy: Any, vocabulary: int) -> None:
         raise ValueError(f"`{name}` has {width} outputs. Load it with `num_labels=1`.")
     size, own = model.get_input_embeddings().num_embeddings, policy.get_input_embeddings().num_embeddings
     other_family = _bare(model).config.model_type != policy.config.model_type and size != own
-    if size < vocabulary or other_family:
+    # A padding token on top of what the policy knows is nobody's business.
+    if size < min(vocabulary, own) or other_family:
         raise ValueError(
             f"`{name}` ({_bare(model).config.model_type}) knows {size} tokens, the policy "
             f"({policy.config.model_type}) {own} and its tokenizer {vocabulary}. It gets the policy's token ids, so "

@@ -56,18 +56,22 @@ def for_episodes(args: RagenGRPOConfig, settings: RolloutSettings, reward_funcs:
         )
     args = copy.copy(args)
     if args.reward_weights is not None:
-        given = len(as_list(reward_funcs))
-        if len(args.reward_weights) != given:
-            raise ValueError(
-                f"`reward_weights` has {len(args.reward_weights)} value(s) for {given} reward function(s). Give one "
-                "for each function in `reward_funcs`; the return of the episode comes on top with weight 1."
-            )
+        check_weights(args.reward_weights, len(as_list(reward_funcs)))
         args.reward_weights = [*args.reward_weights, 1.0]
     if args.use_vllm:  # TRL's backend takes sampling settings at construction only
         limits = {"max_tokens": settings.max_tokens_per_turn} if settings.max_tokens_per_turn else {}
         stop = {"stop": [settings.stop_string], "include_stop_str_in_output": True} if settings.stop_string else {}
         args.generation_kwargs = {**limits, **stop, **(args.generation_kwargs or {})}
     return args
+
+
+def check_weights(weights: list[float], functions: int) -> None:
+    """One for each function that was given; what is added has weight 1."""
+    if len(weights) != functions:
+        raise ValueError(
+            f"`reward_weights` has {len(weights)} value(s) for {functions} reward function(s). Give one for each "
+            "function in `reward_funcs`; the return of an episode and what else is added come on top with weight 1."
+        )
 
 
 def with_episode_reward(reward_funcs: Any, processing_classes: Any) -> tuple[list[Any], Any]:

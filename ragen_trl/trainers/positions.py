@@ -25,9 +25,14 @@ def count_positions_from_mask(model: torch.nn.Module) -> int:
         `int`: Modules that were changed.
     """
     tables = [module for module in model.modules() if _has_table_of_positions(module)]
+    tables = [module for module in tables if not _add_position_ids_is_there(module)]
     for module in tables:
         module.register_forward_pre_hook(_add_position_ids, with_kwargs=True)
     return len(tables)
+
+
+def _add_position_ids_is_there(module: torch.nn.Module) -> bool:
+    return _add_position_ids in module._forward_pre_hooks.values()
 
 
 def _has_table_of_positions(module: torch.nn.Module) -> bool:

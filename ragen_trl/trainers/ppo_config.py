@@ -20,6 +20,9 @@ _UNSUPPORTED = {
     "beta": (0.0, "Set `kl_coef`."),
     "importance_sampling_level": ("token", "PPO clips the ratio of each token."),
     "use_liger_kernel": (False, "It has no values."),
+    "multi_objective_aggregation": ("sum_then_normalize", "Rewards are added up."),
+    "ref_adapter_name": (None, "The reference is the model without its adapter, or `ref_model`."),
+    "model_adapter_name": (None, "The active adapter is trained."),
     "sync_ref_model": (False, "The reference of PPO stays as it is."),
 }
 _CHOICES = {
@@ -28,11 +31,12 @@ _CHOICES = {
     "kl_penalty": ("reward", "loss"),
     "advantage_estimator": ("gae", "turn_level_gae"),
     "reward_placement": ("episode", "turn"),
+    "stop_token": (None, "eos"),
 }
 # Smallest and largest value.
 _RANGES: dict[str, tuple[float, float]] = {
     "gamma": (0, 1), "lam": (0, 1), "turn_gamma": (0, 1), "kl_coef": (0, float("inf")), "vf_coef": (0, float("inf")),
-    "cliprange_value": (0, float("inf")), "critic_learning_rate": (0, float("inf")),
+    "cliprange": (0, float("inf")), "cliprange_value": (0, float("inf")), "critic_learning_rate": (0, float("inf")),
     "critic_warmup_steps": (0, float("inf")), "missing_eos_penalty": (0, float("inf")),
     "num_ppo_epochs": (1, float("inf")), "num_mini_batches": (1, float("inf")),
 }  # fmt: skip
@@ -121,6 +125,11 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
         else:
             super().__post_init__()
         self.num_generations, self.num_generations_eval = group, group_eval
+        if self.load_best_model_at_end and self.metric_for_best_model in (None, "loss", "eval_loss"):
+            raise ValueError(
+                "`load_best_model_at_end=True` would choose by the loss, which says nothing of an evaluation of PPO. "
+                "Set `metric_for_best_model='eval_reward'` and `greater_is_better=True`."
+            )
         if group == 1 and self.reward_variance_filtering is not None:
             raise ValueError(
                 f"reward_variance_filtering={self.reward_variance_filtering!r} compares rollouts of one prompt, and "
@@ -139,6 +148,8 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
         for name, (only, remedy) in _UNSUPPORTED.items():
             if getattr(self, name) != only:
                 raise ValueError(f"`{name}` must be {only!r} for PPO, got {getattr(self, name)!r}. {remedy}")
+        if self.stop_token is not None and self.stop_token_id is not None:
+            raise ValueError("`stop_token` and `stop_token_id` were both given. Give one of them.")
         if self.kl_estimator == "k2" and self.kl_penalty == "reward":
             raise ValueError("kl_estimator='k2' is for kl_penalty='loss'. Use 'k1' or 'k3' in the reward.")
         defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}

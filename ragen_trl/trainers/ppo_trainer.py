@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..rollout.dataset import uses_envs
 from .actor_critic import ActorCriticTrainer, kl_estimate
 from .agent_mixin import AgentMixin
 from .critic import check_scorer
-from .episodes import AnyDataset, as_list
+from .episodes import AnyDataset, as_list, check_amount, check_weights
 from .filter_mixin import SNRFilterMixin, loss_mask
 from .grpo_trainer import PAPER
 from .ppo_config import RagenPPOConfig
@@ -93,6 +94,7 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
     _name = "RAGEN-2 PPO"
     _paper = PAPER
     _needs_filter_settings = False
+    _always_guarded = True
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
         if data_collator is not None:
             logger.warning("`data_collator` is not used: rows go to the rollout as they are.")
         args, own_weights = _own_config(args, model), len(as_list(reward_funcs))
-        reward_funcs, reward_processing_classes = [*as_list(reward_funcs)], as_list(reward_processing_classes)
+        reward_funcs, reward_processing_classes = [*as_list(reward_funcs)], [*as_list(reward_processing_classes)]
         # Their settings depend on the tokenizer, which TRL loads.
         self._reward_model_score = RewardModelScore(reward_model, args.local_rollout_forward_batch_size, 0)
         self._missing_eos = MissingEOSPenalty(args.missing_eos_penalty or 0.0, -1)
@@ -126,9 +128,12 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
             reward_funcs.append(self._missing_eos)
         added = len(reward_funcs) - own_weights
         if args.reward_weights is not None:
+            check_weights(args.reward_weights, own_weights)
             args.reward_weights = [*args.reward_weights, *[1.0] * added]
         if reward_processing_classes:
             reward_processing_classes += [None] * added
+        check_amount(args, train_dataset)
+        self._foreign_padding, processing_class = _known_padding(processing_class, model)
         super().__init__(
             model=model,
             reward_funcs=reward_funcs,
@@ -159,29 +164,39 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
     # --- Prompts that are token ids, and what follows a stop token ---
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        if _are_ids(prompts):
-            return prompts, None, {}
+        if _are_ids(prompts):  # in data for TRL's they may be padded
+            padding = {self._tokenizer.pad_token_id, self._foreign_padding}
+            return [_stripped(ids, padding) for ids in prompts], None, {}
         return super()._tokenize_prompts(prompts)
 
     def _generate(self, prompts: list[Any]) -> Any:
-        prompt_ids, completion_ids, mask, completions, logprobs, *others = super()._generate(prompts)
-        self._reward_model_score.prompt_ids = prompt_ids
+        result = super()._generate(prompts)
+        self._reward_model_score.prompt_ids = result[0]
+        return result
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
         stop = self.args.stop_token_id
-        if stop is not None and self._engine is None:
-            lengths = [ids.index(stop) + 1 if stop in ids else len(ids) for ids in completion_ids]
-            completion_ids = [ids[:length] for ids, length in zip(completion_ids, lengths, strict=True)]
-            if logprobs is not None:
-                logprobs = [values[:length] for values, length in zip(logprobs, lengths, strict=True)]
-            if isinstance(completions[0], str):
-                completions = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-        return prompt_ids, completion_ids, mask, completions, logprobs, *others
+        if stop is None:
+            return completion_ids, logprobs
+        lengths = [ids.index(stop) + 1 if stop in ids else len(ids) for ids in completion_ids]
+        cut = [
+            rows and [row[:length] for row, length in zip(rows, lengths, strict=True)]
+            for rows in (completion_ids, logprobs)
+        ]
+        return tuple(cut)
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
         if _are_ids(prompts):  # functions expect text
-            prompts = self.processing_class.batch_decode(prompts)
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            prompts = self.processing_class.batch_decode(self._reward_model_score.prompt_ids)
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self._missing_eos in self.reward_funcs:  # a penalty alone is no reward
+            column = self.reward_funcs.index(self._missing_eos)
+            others = torch.cat([rewards[:, :column], rewards[:, column + 1 :]], dim=1)
+            rewards[others.isnan().all(dim=1), column] = torch.nan
+        return rewards
 
     # --- From rewards to advantages ---
 
@@ -292,7 +307,8 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
         training = self.model.training
         rows: list[tuple[str, str, float]] = []
         self.model.eval()
-        for inputs in self.get_eval_dataloader():
+        named = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else [None]
+        for inputs in chain.from_iterable(map(self.get_eval_dataloader, named)):
             output = self._generate_and_score_completions(inputs)
             texts = [
                 self.processing_class.batch_decode(output[name], skip_special_tokens=True)
@@ -304,6 +320,8 @@ class RagenPPOTrainer(AgentMixin, SNRFilterMixin, ActorCriticTrainer):
             if sampling:
                 break
         self._metrics["eval"].clear()
+        if self._engine is not None:
+            self._summaries["eval"].clear()
         self.model.train(training)
         if self.accelerator.is_main_process:
             print_completions(rows[:_SHOWN])
@@ -340,7 +358,8 @@ def _own_config(args: Any, model: Any) -> RagenPPOConfig:
         return copy.copy(args)
     if not isinstance(args, PPOConfig):
         raise TypeError(f"`args` is a {type(args).__name__}. Use `RagenPPOConfig`, or TRL's `PPOConfig`.")
-    given = {field.name: getattr(args, field.name) for field in fields(args) if field.init}
+    known = {field.name for field in fields(RagenPPOConfig)}  # a configuration of the user's may have more
+    given = {field.name: getattr(args, field.name) for field in fields(args) if field.init and field.name in known}
     return RagenPPOConfig(**(given | {"remove_unused_columns": False}))
 
 
@@ -351,7 +370,29 @@ def _with_prompts(dataset: Any) -> Any:
     columns = [] if dataset is None else dataset.column_names or list(next(iter(dataset), {}))
     if "prompt" in columns or "input_ids" not in columns:
         return dataset
-    return dataset.rename_column("input_ids", "prompt")
+    return dataset.with_format(None).rename_column("input_ids", "prompt")
+
+
+def _known_padding(processing_class: Any, model: Any) -> tuple[int | None, Any]:
+    """
+    The padding token that the model does not know, if so (TRL's examples add one, which TRL's trainer hides from it),
+    and a tokenizer that pads with one it does.
+    """
+    own = getattr(processing_class, "pad_token_id", None)
+    if own is None or isinstance(model, str) or own < model.get_input_embeddings().num_embeddings:
+        return None, processing_class
+    logger.warning(
+        f"The model does not know the padding token {processing_class.pad_token!r}; the end-of-sequence token is used."
+    )
+    processing_class = copy.deepcopy(processing_class)
+    processing_class.pad_token = processing_class.eos_token
+    return own, processing_class
+
+
+def _stripped(ids: list[int], padding: set[int | None]) -> list[int]:
+    first = next((i for i, token in enumerate(ids) if token not in padding), 0)
+    last = next((i for i, token in enumerate(reversed(ids)) if token not in padding), 0)
+    return ids[first : len(ids) - last]
 
 
 def _together(columns: list[torch.Tensor], masks: list[torch.Tensor], shift_mean: bool = True) -> list[torch.Tensor]:

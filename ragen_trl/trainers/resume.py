@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,8 @@ class ResumeMixin:
             "metrics": {name: [float(value) for value in values] for name, values in self._metrics["train"].items()},
             "episodes": [asdict(summary) for summary in getattr(self, "_summaries", {}).get("train", [])],
         }
-        torch.save(content, folder / self._file)
+        torch.save(content, folder / f"{self._file}.tmp")
+        os.replace(folder / f"{self._file}.tmp", folder / self._file)
 
     @property
     def _file(self) -> str:

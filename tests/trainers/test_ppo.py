@@ -120,18 +120,22 @@ def test_the_reward_model_scores_the_sampled_tokens(model, tokenizer, tmp_path):
 
 
 def test_what_follows_a_stop_token_is_cut(model, tokenizer, tmp_path):
-    stop = tokenizer.encode("Up")[0]
-    args = RagenPPOConfig(
-        **given(tmp_path, stop_token_id=stop, response_length=60, total_episodes=8, num_ppo_epochs=1)
-    )
-    made = RecordingPPO(
-        args, tokenizer, model, train_dataset=token_rows(tokenizer),
-        reward_funcs=lambda completion_ids, **kwargs: [float(len(ids)) for ids in completion_ids],
-    )  # fmt: skip
-    made.train()
-    ids, mask = made.outputs[0]["completion_ids"], made.outputs[0]["completion_mask"]
-    ends = [row[m.bool()].tolist() for row, m in zip(ids, mask, strict=True)]
-    assert any(row[-1] == stop for row in ends) and all(stop not in row[:-1] for row in ends)
+    def sampled(stop):
+        settings = given(tmp_path, stop_token_id=stop, response_length=20, total_episodes=8, num_ppo_epochs=1)
+        made = RecordingPPO(
+            RagenPPOConfig(**settings), tokenizer, copy.deepcopy(model), train_dataset=token_rows(tokenizer),
+            reward_funcs=lambda completion_ids, **kwargs: [float(len(ids)) for ids in completion_ids],
+        )  # fmt: skip
+        made.train()
+        ids, mask = made.outputs[0]["completion_ids"], made.outputs[0]["completion_mask"]
+        lengths = logs(made, "completions/mean_length")[0]
+        return [row[m.bool()].tolist() for row, m in zip(ids, mask, strict=True)], lengths
+
+    whole, _ = sampled(None)
+    stop = next(row[2] for row in whole if len(row) > 5 and row[2] != tokenizer.eos_token_id)
+    rows, mean_length = sampled(stop)
+    assert rows == [row[: row.index(stop) + 1] if stop in row else row for row in whole] != whole
+    assert mean_length == pytest.approx(sum(map(len, rows)) / 8)
 
 
 def test_missing_end_costs(model, tokenizer, tmp_path):
@@ -349,6 +353,112 @@ def test_clipping_bounds_the_gradient(model, tokenizer, tmp_path):
     assert logs(made, "grad_norm")[0] > 0.1 and squares**0.5 < 1.1e-3
 
 
+# --- What scripts bring along ---
+
+
+def test_positions_of_a_table_are_counted_without_episodes_too(tokenizer, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    settings = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    made = ppo(
+        tmp_path, GPT2LMHeadModel(settings), tokenizer, token_rows(tokenizer), opinion=0,
+        settings={"kl_coef": 0.1, "max_completion_length": 8}, reward_funcs=lambda prompts, **k: [1.0] * len(prompts),
+        kind=RecordingPPO,
+    )  # fmt: skip
+    made.train()
+    output, batch = made.outputs[0], made._buffered_inputs[0]
+    assert logs(made, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+    logps = made._logps_of(batch)
+    for i in range(8):
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
+        completion = batch["completion_ids"][i][batch["completion_mask"][i].bool()]
+        logits = made.model(torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+        own = logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
+        assert torch.allclose(logps[i, : len(own)], own, atol=1e-4)
+    assert not output["prompt_mask"].all(), "no row is padded"
+
+
+def test_optimizer_and_scheduler_of_the_users_own(model, tokenizer, tmp_path):
+    def optimizers():
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+
+    args = config(tmp_path, RagenPPOConfig, kl_coef=0.0)
+    data = {"train_dataset": env_dataset("helpers:Awkward-v0", 8)}
+    made = RagenPPOTrainer(args, tokenizer, model, optimizers=optimizers(), **data)
+    critic = parameters(made.critic)
+    made.train()
+    assert moved(critic, parameters(made.critic))
+    args = config(tmp_path, RagenPPOConfig, kl_coef=0.0, critic_learning_rate=1e-3)
+    with pytest.raises(ValueError, match="scheduler that was given"):
+        RagenPPOTrainer(args, tokenizer, copy.deepcopy(model), optimizers=optimizers(), **data).train()
+
+
+def test_a_critic_with_an_adapter_comes_back(model, tokenizer, tmp_path):
+    from peft import get_peft_model
+
+    def critic(seed):
+        return get_peft_model(scorer(tokenizer, seed), LoraConfig(r=2, task_type="SEQ_CLS"))
+
+    settings = LEARNING | {"save_strategy": "steps", "save_steps": 2}
+    made = ppo(tmp_path, model, tokenizer, opinion=0, settings=settings, value_model=critic(1))
+    made.train()
+    again = ppo(tmp_path, model, tokenizer, opinion=0, settings=LEARNING | {"max_steps": 2}, value_model=critic(2))
+    again.train(resume_from_checkpoint=True)
+    assert_same(parameters(made.critic), parameters(again.critic))
+
+
+def test_a_penalty_alone_is_no_reward(model, tokenizer, tmp_path):
+    made = ppo(
+        tmp_path, model, tokenizer, token_rows(tokenizer), settings=LEARNING | {"missing_eos_penalty": 1.0},
+        reward_funcs=lambda prompts, **kwargs: [None] * len(prompts),
+    )  # fmt: skip
+    before = parameters(made.model)
+    made.train()
+    assert not moved(before, parameters(made.model))
+
+
+def test_an_infinite_reward_stops_training(model, tokenizer, tmp_path):
+    made = ppo(
+        tmp_path, model, tokenizer, token_rows(tokenizer), settings=LEARNING,
+        reward_funcs=lambda prompts, **kwargs: [float("inf")] + [0.0] * (len(prompts) - 1),
+    )  # fmt: skip
+    before = parameters(made.model)
+    with pytest.raises(FloatingPointError, match="last checkpoint"):
+        made.train()
+    assert not moved(before, parameters(made.model))
+
+
+def test_a_table_of_completions_leaves_the_next_evaluation_alone(model, tokenizer, tmp_path):
+    data = {name: env_dataset("helpers:Awkward-v0", 4) for name in ("one", "two")}
+    made = ppo(tmp_path, model, tokenizer, eval_dataset=data)
+    made.generate_completions(sampling=True)
+    assert not made._summaries["eval"] and not made._metrics["eval"]
+
+
+def test_padding_that_the_model_does_not_know(model, tokenizer, tmp_path):
+    """TRL's example adds a padding token and leaves the model as it is; prompts may be padded with it."""
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id >= model.get_input_embeddings().num_embeddings
+    ids = tokenizer("question").input_ids
+    data = Dataset.from_dict({"input_ids": [[tokenizer.pad_token_id] * i + ids for i in range(8)]})
+    args = config(tmp_path, RagenPPOConfig, max_completion_length=6, max_steps=1)
+    made = RecordingPPO(args, tokenizer, model, reward_model=scorer(tokenizer), train_dataset=data)
+    made.train()
+    output = made.outputs[0]
+    assert output["prompt_ids"].tolist() == [ids] * 8 and output["prompt_mask"].all()
+    assert tokenizer.pad_token == "[PAD]", "the caller's tokenizer was changed"
+
+
+def test_a_copy_of_the_model_is_a_model(model, tokenizer, tmp_path):
+    made = ppo(tmp_path, model, tokenizer, settings=LEARNING)
+    made.train()
+    twin = copy.deepcopy(made.model)
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(twin(ids).logits, made.model(ids).logits)
+
+
 # --- What is refused ---
 
 
@@ -373,6 +483,14 @@ def test_clipping_bounds_the_gradient(model, tokenizer, tmp_path):
         ({"steps_per_generation": 3}, "`steps_per_generation=3`"),
         ({"per_device_train_batch_size": 1, "num_generations": 1}, "one rollout"),
         ({"critic_warmup_steps": -1}, "critic_warmup_steps"),
+        ({"stop_token": "foo"}, "stop_token='foo'.*eos"),
+        ({"stop_token": "eos", "stop_token_id": 3}, "both"),
+        ({"ref_adapter_name": "x"}, "ref_adapter_name"),
+        ({"cliprange": -0.2}, "cliprange"),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "num_generations": 1},
+            "eval_reward",
+        ),
     ],
 )
 def test_settings_out_of_range(settings, message, tmp_path):
@@ -398,6 +516,7 @@ def test_what_cannot_be_trained_is_refused(model, tokenizer, tmp_path):
         ({"train_dataset": data, "reward_funcs": reward, "value_model": scorer(tokenizer, labels=2)}, "2 outputs"),
         ({"train_dataset": data, "reward_funcs": reward, "value_model": copy.deepcopy(model)}, "without a head"),
         ({"train_dataset": data, "reward_model": one, "value_model": one}, "same object.*Load it twice"),
+        ({"train_dataset": data.select([0]), "reward_model": one}, "1 row"),
     ]
     for kwargs, message in cases:
         with pytest.raises(ValueError, match=message):
