@@ -189,6 +189,7 @@ def test_what_ppo_relies_on(model, tokenizer, tmp_path):
     assert names(RagenPPOTrainer.__init__)[: len(names(ppo.PPOTrainer.__init__))] == names(ppo.PPOTrainer.__init__)
     assert set(ppo.PPOConfig.__dataclass_fields__) <= set(RagenPPOConfig.__dataclass_fields__)
     assert names(GRPOTrainer._tokenize_prompts) == ["self", "prompts"]
+    assert "completion_ids, logprobs = self._generate_single_turn(" in inspect.getsource(GRPOTrainer._generate)
     made = trainer(tmp_path, model, tokenizer, kind=RagenPPOTrainer, args=config(tmp_path, RagenPPOConfig))
     assert (made.beta, made.num_iterations, made.epsilon_low) == (0.05, 4, 0.2)
     for name in ("_save", "_save_checkpoint", "_load_from_checkpoint", "_load_best_model", "create_optimizer"):
