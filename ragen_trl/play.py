@@ -137,7 +137,8 @@ def play_by_hand(env: TextEnv, episodes: int, seed: int, console: Console) -> li
         game = play_game(env, seed + i, player)
         if game.actions:
             games.append(game)
-            console.print(Text(game.transcript[-1]))
+            if not ended:  # else it was shown before the question that had no answer
+                console.print(Text(game.transcript[-1]))
             console.print("Solved." if game.success else "Not solved.", style="bold")
         if ended:
             break

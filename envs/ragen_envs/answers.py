@@ -24,7 +24,11 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _VARIABLE = re.compile(r"[a-z](?:_\{?[a-z0-9]\}?)?|[a-z]\([a-z0-9]\)")
 _NAME = re.compile(r"[a-z]{2,}(?: [a-z]+){0,5}")
 _CALCULATION = re.compile(r"(?:[0-9.,+*/×÷() %-]|\\times|\\cdot|\\div)+")
-_NO_EXPRESSION = re.compile(r"[=<>≤≥≠≈,;|]|\\(?:le|ge|leq|geq|neq|ne|lt|gt|approx|in|cup|cap|text)(?![a-z])")
+# What math-verify reads in a way of its own: relations, lists, bases, derivatives, and words, as products of letters.
+_NO_EXPRESSION = re.compile(
+    r"[=<>≤≥≠≈,;|'\u2019]|[0-9}]_|(?<![\\a-z])[a-z]{2}"
+    r"|\\(?:le|ge|leq|geq|neq|ne|lt|gt|approx|cong|pm|mp|in|cup|cap|text)(?![a-z])"
+)
 _LETTER_OR_DIGIT = re.compile(r"[a-z0-9]")
 
 
@@ -97,9 +101,9 @@ def _items_match(given: str, wanted: str, expressions_match: ExpressionRule | No
     if value is not None:
         left, _, right = given.rpartition("=")
         return _same_number(quantity(right.strip()), value) and left.strip() in ("", wanted.partition("=")[0].strip())
-    if expressions_match is None or (number is not None and own is not None):
+    if expressions_match is None or number is not None or own is not None:
         return False
-    return not _NO_EXPRESSION.search(given + wanted) and expressions_match(given, wanted)
+    return not _NO_EXPRESSION.search(f"{given} {wanted}") and expressions_match(given, wanted)
 
 
 def _right_side(text: str, sign: str, lefts: tuple[re.Pattern[str], ...]) -> str | None:

@@ -110,7 +110,7 @@ def problem_split(key: str) -> Split:
     Returns:
         `str`: `"validation"` for about one text in five, else `"train"`.
     """
-    return "validation" if zlib.crc32(key.encode("utf-8")) % _SPLIT_BUCKETS == 0 else "train"
+    return "validation" if zlib.crc32(key.encode("utf-8", "surrogatepass")) % _SPLIT_BUCKETS == 0 else "train"
 
 
 def step_info(*, success: bool, valid: bool, effective: bool) -> dict[str, Any]:

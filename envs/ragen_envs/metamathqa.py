@@ -224,8 +224,8 @@ def _usable(row: Mapping[str, Any]) -> Question | None:
     if not isinstance(query, str) or not query.strip() or not isinstance(response, str):
         return None
     gold = gold_answer(response)
-    # An over-long answer could never be given.
-    if gold is None or len(gold) > MAX_ANSWER_LENGTH:
+    # An over-long answer could never be given, and one without a letter or digit is none.
+    if gold is None or len(gold) > MAX_ANSWER_LENGTH or not any(map(str.isalnum, gold)):
         return None
     return Question(query, gold)
 

@@ -31,7 +31,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\left(?![a-z])|\\right(?![a-z])|\\!|\\displaystyle(?![a-z])", ""),
         (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))|\\degree(?![a-z])|\bdegrees?\b", "\u00b0"),
         (r"\\%|\bper ?cent\b", "%"),
-        (rf"\*\*|__|`|\\?\$|\\[()\[\],;: ]|\\q?quad(?![a-z])|~|[\u00a0{_THIN}]", " "),
+        (rf"\*\*|__|`|\\?\$|\\[()\[\],;: ]|\\q?quad(?![a-z])|(?<=\S)~(?=\S)|[\u00a0{_THIN}]", " "),
         (r"\\[dtc]frac(?![a-z])", r"\\frac"),
         (r"\\frac ?([0-9]) ?(?=[0-9{])", r"\\frac{\1}"),
         (r"(\\frac ?\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
@@ -66,10 +66,13 @@ _TELLING = frozenset(
     "factorial reciprocal inverse times plus minus negative twice double triple "
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-    "not no never nor neither cannot isn aren doesn don wasn won except unless without than least most below above "
-    "under over about around roughly almost nearly approximately maybe perhaps either wrong incorrect".split()
+    "bn mil lakh crore tens dz couple quadrillion zillion gazillion myriad multiple multiples divisible raised "
+    "up close far ish something instead unlikely doubt lacks not no never nor neither cannot isn aren doesn don "
+    "wasn won except unless without than least most below above under over about around roughly almost nearly "
+    "approximately maybe perhaps either wrong incorrect".split()
 )
 _JOINING = frozenset(("and", "or", "to"))
+_CONTRACTION = re.compile(r"n['\u2019]t\b")
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,9 @@ def only_quantity(text: str) -> Quantity | None:
         two words.
     """
     words = _LETTERS.findall(text)
-    if len(words) < _FEWEST_WORDS or not _TELLING.isdisjoint(words) or _FORMULA.search(text):
+    if len(words) < _FEWEST_WORDS or not (_TELLING | {"or"}).isdisjoint(words):
+        return None
+    if _FORMULA.search(text) or _CONTRACTION.search(text):
         return None
     numbers = list(_NUMBER_IN_TEXT.finditer(text))
     digits = sum(symbol.isdigit() for symbol in text)

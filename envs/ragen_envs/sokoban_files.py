@@ -84,13 +84,13 @@ def _levels_by_split(path: Path) -> dict[Split, tuple[str, ...]]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES) if path.is_dir() else [path]
-    if not files or files[0].suffix not in SUFFIXES:
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    if not files or files[0].suffix.lower() not in SUFFIXES:
         found = "is a folder without" if path.is_dir() else "is not one of"
         raise DatasetError(f"dataset={str(path)!r} {found} the files that can be read. {_REMEDY}")
     for file in files:
         try:
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = file.read_text(encoding="utf-8-sig", errors="replace").expandtabs().splitlines()
         except OSError as error:
             raise DatasetError(f"{str(file)!r} cannot be read: {error}. {_REMEDY}") from error
         for number, rows in _blocks(lines, file):
@@ -112,6 +112,8 @@ def _blocks(lines: Sequence[str], file: Path) -> Iterator[tuple[int, list[str]]]
             continue
         if len(rows) >= _FEWEST_ROWS:
             yield number - len(rows), rows
+        elif any(symbol in row for row in rows for symbol in "@+$*"):
+            raise DatasetError(f"The level at line {number - len(rows)} of {str(file)!r} is cut short. {_REMEDY}")
         rows = []
 
 

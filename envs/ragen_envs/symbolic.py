@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ _PROGRAM = Path(__file__).with_name("math_verify_worker.py")
 # Powers of powers and brackets in brackets are what makes a calculation endless; right answers have few.
 _MAX_POWERS = 4
 _MAX_DEPTH = 8
+_ENDLESS = re.compile(r"!|\^\s*\{?\s*[0-9]{4}|\^\s*(?:\{[^{}]*|\w+\s*)\^")
 
 
 class WorkerError(RuntimeError):
@@ -142,8 +144,9 @@ def expressions_match(answer: str, gold: str) -> bool:
             LaTeX or plain text.
 
     Returns:
-        `bool`: `False` too where one of them has more than 200 characters, more than four powers or brackets more than
-        eight deep, or where the comparison takes more than five seconds.
+        `bool`: `False` too where one of them has more than 200 characters, more than four powers, a power of a
+        power, an exponent of four digits, a factorial or brackets more than eight deep, or where the comparison takes
+        more than five seconds.
 
     Raises:
         `WorkerError`: The process that compares them cannot be started, which is no verdict.
@@ -158,4 +161,6 @@ def _simple(text: str) -> bool:
     for symbol in text[: MAX_EXPRESSION_LENGTH + 1]:
         depth += (symbol in "({[") - (symbol in ")}]")
         deepest = max(deepest, depth)
-    return len(text) <= MAX_EXPRESSION_LENGTH and text.count("^") <= _MAX_POWERS and deepest <= _MAX_DEPTH
+    if len(text) > MAX_EXPRESSION_LENGTH or text.count("^") > _MAX_POWERS or deepest > _MAX_DEPTH:
+        return False
+    return not _ENDLESS.search(text)

@@ -306,3 +306,28 @@ def test_expressions_are_compared_as_asked():
     assert answers_match(r"(1, 2\sqrt{3})", r"(1, \sqrt{12})", rule)
     assert asked == [(r"2\sqrt{3}", r"\sqrt{12}")] * 2
     assert not answers_match(r"2\sqrt{3}", r"\sqrt{12}")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["~5", "~ 5", "5 or more", "5 or so", "up to 5", "close to 5", "5 ish", "It couldn't be 5", "It can\u2019t be 5",
+     "5 bn", "$5 mil", "5 lakh", "a multiple of 5", "divisible by 5", "instead of 5", "far from 5", "I doubt it is 5"],
+)  # fmt: skip
+def test_hedges_and_other_amounts_are_refused(answer):
+    assert not answers_match(answer, "5")
+    assert answers_match("So the answer must be 5", "5")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("47-35", "12"), ("2^3", "8"), (r"5\pm0", "5"), ("5 or 6-1", "5"), ("2012_4", "2012_3"), (r"12_{10}", "12_5"),
+     ("listen", "silent"), ("AB", "BA"), ("5 m", "5 cm"), (r"2\sqrt3 cm", r"2\sqrt3 m"), ("f'(x)", "f(x)"),
+     ("(5)", "5")],
+)  # fmt: skip
+def test_what_an_expression_rule_is_not_asked(answer, gold):
+    assert not answers_match(answer, gold, lambda *texts: True)
+
+
+def test_what_an_expression_rule_is_asked():
+    assert answers_match(r"2\sqrt{3}", r"\sqrt{12}", lambda *texts: True)
+    assert answers_match("x+y", "y+x", lambda *texts: True)

@@ -211,3 +211,15 @@ def test_settings_for_drawing_do_not_go_with_loaded_levels(tmp_path, kwargs):
     path = write(tmp_path / "levels.txt", BOXOBAN)
     with pytest.raises(ValueError, match="does not go with dataset="):
         make_env("Sokoban-v0", dataset=path, **kwargs)
+
+
+def test_no_level_is_lost_without_a_word(tmp_path):
+    rows = "#####\n#@$.#\n#####"
+    # A mark of the encoding in front, tabs for blanks, a suffix in capitals.
+    for number, text in enumerate((f"\ufeff{rows}\n\n{room(3)}", f"{rows}\n\n############\n#\t@$.#\n############")):
+        path = write(tmp_path / f"{number}" / "D.TXT", text)
+        assert len(everything(load_levels(path))) == 2
+        assert len(everything(load_levels(str(tmp_path / f"{number}")))) == 2
+    cut = write(tmp_path / "cut.txt", f"{room(3)}\n\n#####\n#@$.#\n; a remark\n#####")
+    with pytest.raises(DatasetError, match="line 5 of .*cut short"):
+        load_levels(cut)

@@ -1,5 +1,6 @@
 """Expressions compared by math-verify in a process of its own: verdicts, limits, threads, and outages."""
 
+import json
 import os
 import threading
 import time
@@ -36,7 +37,7 @@ def judge(answer, gold):
         (r"\boxed{1-\sqrt{2}}", r"-\sqrt{2}+1"),
         (r"(3, \frac{\pi}{2})", r"\left(3,\pi/2\right)"),
         (r"2\sqrt{3}, 1", r"1, \sqrt{12}"),
-        ("3^{20}", "3486784401"),
+        ("3^{20}x", "3486784401x"),
     ],
 )
 def test_same(answer, gold):
@@ -55,6 +56,8 @@ def test_same(answer, gold):
         (r"\sqrt{2}", "1.41421356"),
         ("0.333333333333", "1/3"),
         ("3x-y+13=0", "3x+4y+14=0"),
+        # A number is to be given as one.
+        ("3^{20}", "3486784401"),
         # What it cannot read.
         ("((", "x"),
         ("\ud800x", "x"),
@@ -146,12 +149,11 @@ def test_forked_process_starts_its_own():
     assert judge(r"4\sqrt{2}", r"\sqrt{32}") and symbolic._worker._process.pid == theirs
 
 
-def test_environment_uses_it_on_request():
-    env = make_env("MetaMathQA-v0", comparison="math_verify")
-    check_env(env)
-    env.reset(seed=0)
-    number = int(env.oracle_action())
-    assert env.step(rf"\sqrt{{{number**2}}}")[1] == 1.0
-    plain = make_env("MetaMathQA-v0")
-    plain.reset(seed=0)
-    assert plain.step(rf"\sqrt{{{number**2}}}")[1] == 0.0
+def test_environment_uses_it_on_request(tmp_path):
+    rows = [{"query": f"Question {i}", "response": r"The answer is: \sqrt{12}"} for i in range(30)]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for comparison, reward in (("math_verify", 1.0), ("exact", 0.0)):
+        env = make_env("MetaMathQA-v0", dataset=str(tmp_path / "q.jsonl"), comparison=comparison)
+        check_env(env)
+        env.reset(seed=0)
+        assert env.step(r"2\sqrt{3}")[1] == reward
