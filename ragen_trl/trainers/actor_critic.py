@@ -114,25 +114,19 @@ class ActorCriticTrainer(GRPOTrainer, PPOInterface):
     @torch.no_grad()
     def _values_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """What the critic expects before each token of the completions, (B, C)."""
-        input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        attention_mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         if self.is_fsdp_enabled:  # parameters outside of layers are there in the forward call of the whole model only
             self._values = []
             self._logps_of(batch)
             values, self._values = self._values[0], None
         else:
             with self.accelerator.autocast():
-                values = token_scores(self.critic, input_ids, attention_mask)
+                values = token_scores(self.critic, *_whole_rows(batch))
         return _of_completions(values, batch)
 
     @torch.no_grad()
     def _logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
-        logps, *_ = self._get_per_token_logps_and_entropies(
-            self.model,
-            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-            batch["completion_ids"].size(1),
-        )
+        width = batch["completion_ids"].size(1)
+        logps, *_ = self._get_per_token_logps_and_entropies(self.model, *_whole_rows(batch), width)
         return logps
 
     # --- Loss ---
@@ -345,6 +339,12 @@ def value_losses(
     kept = old_values + (values - old_values).clamp(-cliprange, cliprange)
     plain, clipped = (values - returns).square(), (kept - returns).square()
     return 0.5 * torch.maximum(plain, clipped), (clipped > plain).float()
+
+
+def _whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and attention mask of prompts and completions, (B, P + C) each."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
 def _of_completions(values: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:

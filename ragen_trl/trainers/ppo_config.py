@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, gcd, prod
+from math import ceil, gcd
 from typing import Any, Literal
 
 from transformers import TrainingArguments
@@ -175,7 +175,7 @@ class RagenPPOConfig(PPOConfig, RagenGRPOConfig):
 
     def _as_one_group(self: Any, check: Any) -> None:
         """Run checks of GRPO's, which wants groups, where there are none."""
-        size = self.generation_batch_size or prod((self.per_device_train_batch_size, self.steps_per_generation or 1))
+        size = self.generation_batch_size or self.per_device_train_batch_size * (self.steps_per_generation or 1)
         if size == 1:
             raise ValueError(
                 "A process has one rollout in a batch, and needs two: raise `per_device_train_batch_size`."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..rollout.trajectory import Trajectory
 from .critic import token_scores
@@ -36,11 +37,9 @@ class RewardModelScore:
         rows = [[*prompt, *completion] for prompt, completion in zip(self.prompt_ids, completion_ids, strict=True)]
         scores: list[float] = []
         for start in range(0, len(rows), self.batch_size):
-            chunk = rows[start : start + self.batch_size]
+            chunk = [torch.tensor(row) for row in rows[start : start + self.batch_size]]
             lengths = torch.tensor([len(row) for row in chunk])
-            input_ids = torch.full((len(chunk), int(lengths.max())), self.pad_token_id)
-            for target, row in zip(input_ids, chunk, strict=True):
-                target[: len(row)] = torch.tensor(row)
+            input_ids = pad_sequence(chunk, batch_first=True, padding_value=self.pad_token_id)
             mask = (torch.arange(input_ids.size(1)) < lengths.unsqueeze(1)).long()
             device = next(self.model.parameters()).device
             values = token_scores(self.model, input_ids.to(device), mask.to(device))
