@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
 
-from .core import AnyText, Limits, Split, TextEnv, check_choice, problem_split, step_info
+from .core import AnyText, Limits, Split, TextEnv, check_choice, step_info
 from .expressions import Expression, parse_expression
-from .rows import DatasetError, read_rows
+from .rows import DatasetError, by_split, read_rows
 
 
 logger = logging.getLogger(__name__)
@@ -354,14 +354,7 @@ def load_puzzles(dataset: str) -> dict[Split, tuple[Puzzle, ...]]:
 
 
 def _read_puzzles(dataset: str) -> dict[Split, tuple[Puzzle, ...]]:
-    found: dict[Split, list[Puzzle]] = {split: [] for split in get_args(Split)}
-    left_out = 0
-    for row in read_rows(dataset, _COLUMNS, _REMEDY):
-        puzzle = _usable(row)
-        if puzzle is None:
-            left_out += 1
-        else:
-            found[problem_split(puzzle.key)].append(puzzle)
+    found, left_out = by_split(read_rows(dataset, _COLUMNS, _REMEDY), _usable)
     kept = sum(map(len, found.values()))
     if not kept:
         raise DatasetError(
@@ -369,14 +362,17 @@ def _read_puzzles(dataset: str) -> dict[Split, tuple[Puzzle, ...]]:
             f"{_ROW_COUNTS[0]} to {_ROW_COUNTS[-1]} whole numbers and 'target' a whole number. {_REMEDY}"
         )
     logger.info(f"{dataset}: {kept} problems, {left_out} rows that cannot be used left out")
-    return {split: tuple(puzzles) for split, puzzles in found.items()}
+    return found
 
 
-def _usable(row: Mapping[str, Any]) -> Puzzle | None:
+def _usable(row: Mapping[str, Any]) -> tuple[str, Puzzle] | None:
     numbers, target = row.get("nums"), row.get("target")
     if not isinstance(numbers, list) or len(numbers) not in _ROW_COUNTS or not all(map(_whole, numbers)):
         return None
-    return Puzzle(tuple(numbers), target) if min(numbers) >= 0 and _whole(target) else None
+    if min(numbers) < 0 or not _whole(target):
+        return None
+    puzzle = Puzzle(tuple(numbers), target)
+    return puzzle.key, puzzle
 
 
 def _whole(value: Any) -> TypeGuard[int]:

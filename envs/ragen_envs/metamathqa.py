@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from . import symbolic
 from .answers import MAX_ANSWER_LENGTH, answers_match
-from .core import Limits, Split, TextEnv, check_choice, check_int, problem_split, step_info
-from .rows import DatasetError, read_rows
+from .core import Limits, Split, TextEnv, check_choice, check_int, step_info
+from .rows import DatasetError, by_split, read_rows
 from .word_problems import word_problems
 
 
@@ -201,14 +201,7 @@ def _split_questions(dataset: str | None) -> dict[Split, tuple[Question, ...]]:
         rows = (problem.row() for problem in word_problems())
     else:
         rows = read_rows(dataset, _COLUMNS, _REMEDY)
-    found: dict[Split, list[Question]] = {split: [] for split in get_args(Split)}
-    left_out = 0
-    for row in rows:
-        question = _usable(row)
-        if question is None:
-            left_out += 1
-        else:
-            found[problem_split(_origin(row, question))].append(question)
+    found, left_out = by_split(rows, _usable)
     kept = sum(map(len, found.values()))
     if not kept:
         raise DatasetError(
@@ -216,10 +209,10 @@ def _split_questions(dataset: str | None) -> dict[Split, tuple[Question, ...]]:
             f"{ANSWER_PHRASE + 'X'!r}. {_REMEDY}"
         )
     logger.info(f"{dataset or 'built-in word problems'}: {kept} questions, {left_out} rows without an answer left out")
-    return {split: tuple(questions) for split, questions in found.items()}
+    return found
 
 
-def _usable(row: Mapping[str, Any]) -> Question | None:
+def _usable(row: Mapping[str, Any]) -> tuple[str, Question] | None:
     query, response = row.get("query"), row.get("response")
     if not isinstance(query, str) or not query.strip() or not isinstance(response, str):
         return None
@@ -227,9 +220,9 @@ def _usable(row: Mapping[str, Any]) -> Question | None:
     # An over-long answer could never be given, and one without a letter or digit is none.
     if gold is None or len(gold) > MAX_ANSWER_LENGTH or not any(map(str.isalnum, gold)):
         return None
-    return Question(query, gold)
+    return _origin(row, query), Question(query, gold)
 
 
-def _origin(row: Mapping[str, Any], question: Question) -> str:
+def _origin(row: Mapping[str, Any], query: str) -> str:
     original = row.get("original_question")
-    return " ".join((original if isinstance(original, str) and original.strip() else question.query).split())
+    return " ".join((original if isinstance(original, str) and original.strip() else query).split())

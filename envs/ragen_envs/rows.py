@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
+
+from .core import Split, problem_split
 
 
+Problem = TypeVar("Problem")
 Row = dict[str, Any]
 SUFFIXES = (".json", ".jsonl", ".parquet")
 
@@ -47,6 +50,33 @@ def read_rows(dataset: str, columns: tuple[str, ...], remedy: str) -> Iterator[R
         raise DatasetError(f"dataset={dataset!r}: there is no such file or folder. {remedy}")
     else:
         yield from _checked(_hub_rows(dataset, remedy), columns, dataset, remedy)
+
+
+def by_split(
+    rows: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], tuple[str, Problem] | None]
+) -> tuple[dict[Split, tuple[Problem, ...]], int]:
+    """
+    Problems of rows by the split they belong to.
+
+    Args:
+        rows (`Iterable[Mapping[str, Any]]`):
+            Rows of a data set.
+        read (`Callable[[Mapping[str, Any]], tuple[str, Problem] or None]`):
+            Canonical text and problem of a row, `None` where it cannot be used.
+
+    Returns:
+        `tuple[dict[str, tuple[Problem, ...]], int]`: Problems in the order of the rows, and how many rows were left
+        out.
+    """
+    found: dict[Split, list[Problem]] = {split: [] for split in get_args(Split)}
+    left_out = 0
+    for row in rows:
+        problem = read(row)
+        if problem is None:
+            left_out += 1
+        else:
+            found[problem_split(problem[0])].append(problem[1])
+    return {split: tuple(problems) for split, problems in found.items()}, left_out
 
 
 def _files(path: Path, dataset: str, remedy: str) -> list[Path]:
